@@ -1,0 +1,45 @@
+"""Generalised advantage estimation (Schulman et al. 2016) over next-step auto-reset rollouts.
+
+Public names: `gae`, `fold_discounts`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def fold_discounts(
+    terminated: Bool[Array, "T B"], truncated: Bool[Array, "T B"], gamma: float, lambda_: float
+) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
+    """`(discount_t, trace_t)`: of the next value, and of the next advantage.
+
+    Only a real termination cuts the value. A time limit bootstraps from the value of the true
+    final observation, which stands in the next row; but no advantage flows back over either.
+    """
+    discount_t = gamma * (1.0 - terminated.astype(jnp.float32))
+    trace_t = gamma * lambda_ * (1.0 - (terminated | truncated).astype(jnp.float32))
+    return discount_t, trace_t
+
+
+def gae(
+    r_t: Float[Array, "T B"],
+    discount_t: Float[Array, "T B"],
+    trace_t: Float[Array, "T B"],
+    v_tm1: Float[Array, "T B"],
+    v_last: Float[Array, "B"],
+) -> Float[Array, "T B"]:
+    """A_t = delta_t + trace_t A_{t+1} with delta_t = r_t + discount_t v_t - v_{t-1}."""
+    v_t = jnp.concatenate([v_tm1[1:], v_last[None]])
+    delta_t = r_t + discount_t * v_t - v_tm1
+
+    def backward(advantage: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, trace = x
+        advantage = delta + trace * advantage
+        return advantage, advantage
+
+    _, advantage_t = jax.lax.scan(
+        backward, jnp.zeros_like(v_last), (delta_t, trace_t), reverse=True, unroll=8
+    )
+    return advantage_t

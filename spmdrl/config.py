@@ -1,0 +1,408 @@
+"""What a run is: frozen dataclasses, how they are read, and what makes them valid.
+
+A config file is Python that defines `config = Config(...)` or `get_config()`; every field can be
+overridden on the command line by its name. Nothing here imports jax, so bad input is answered at
+once. Public names: `Config` and its parts, `load`, `validate`, `ConfigError`, `to_json`, `from_json`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import runpy
+import sys
+import traceback
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+EXIT_FAULT = 1
+EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 75
+
+
+class ConfigError(ValueError):
+    """Bad input: the message names the field, the value and the nearest valid choice."""
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    id: str = "CartPole-v1"
+    """Environment id, such as CartPole-v1, Pong-v5 or Ant-v4."""
+    num_envs: int = 8
+    """Environments in the whole run, over all ranks and devices."""
+    backend: Literal["envpool", "gymnasium"] = "envpool"
+    """Who simulates: envpool (C++ threads) or any registered Gymnasium environment."""
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Passed to the environment's constructor, for example episodic_life True."""
+    threads: int = 0
+    """Simulation threads of each rank; 0 takes the cores divided by the ranks on this machine."""
+    reward: Literal["none", "sign", "abs_one", "soft_asymmetric"] = "none"
+    """Reward transform for learning; reported returns are always the raw ones."""
+    normalize_obs: bool = False
+    """Centre and scale observations by their running moments."""
+    normalize_reward: bool = False
+    """Divide rewards by the running deviation of the discounted return."""
+    obs_clip: float = 10.0
+    """Bound of a normalised observation."""
+    reward_clip: float = 10.0
+    """Bound of a normalised reward."""
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    torso: Literal["auto", "mlp", "nature_cnn"] = "auto"
+    """auto takes the MLP for vectors and the Nature CNN for images."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the MLP's layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Activation of the MLP; the CNN always uses relu."""
+    shared: bool = False
+    """One torso for policy and value, or one each."""
+    log_std_init: float = 0.0
+    """Initial log standard deviation of continuous actions."""
+    conv: Literal["auto", "matmul", "xla"] = "auto"
+    """How convolutions are computed; auto takes matmul on CPU and xla elsewhere."""
+
+
+@dataclass(frozen=True)
+class AlgoConfig:
+    num_steps: int = 128
+    """Steps of each environment in one rollout."""
+    gamma: float = 0.99
+    """Discount."""
+    gae_lambda: float = 0.95
+    """Generalised advantage estimation's lambda."""
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Minibatches in a pass; each takes the same number of steps from every environment."""
+    clip_eps: float = 0.2
+    """Bound of the probability ratio."""
+    clip_schedule: Literal["constant", "linear"] = "constant"
+    """linear goes to 0 at the end of the run."""
+    clip_value: bool = True
+    """Clip the value update by clip_eps too."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    normalize_advantage: Literal["none", "minibatch", "batch"] = "minibatch"
+    """Over which rows advantages are centred and scaled."""
+    target_kl: float | None = None
+    """Stop the passes over a rollout when the approximate KL exceeds this."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    lr: float = 2.5e-4
+    """Adam's learning rate."""
+    lr_schedule: Literal["constant", "linear"] = "linear"
+    """linear goes to 0 at the end of the run."""
+    adam_b1: float = 0.9
+    adam_b2: float = 0.999
+    adam_eps: float = 1e-5
+    max_grad_norm: float = 0.5
+    """Global norm to which gradients are clipped."""
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    strategy: Literal["allreduce", "gather", "jax"] = "allreduce"
+    """How ranks learn together: averaged gradients (MPI), rollouts gathered on rank 0, or
+    jax.distributed."""
+    deterministic: bool = False
+    """The same bits on every topology, at some cost in speed."""
+    shards: int = 8
+    """With deterministic: fixed groups of environments whose gradients are added in a fixed
+    order; at least two per device."""
+    check_every: int = 100
+    """Updates between two comparisons of the ranks' parameters."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What a gradient that is not finite does: end the run, or be left out."""
+    max_skips: int = 10
+    """With skip: the run ends after so many in a row."""
+    phase_timeout_s: float = 300.0
+    """A collect or update phase that lasts longer ends the run with a stack dump of every rank."""
+    start_timeout_s: float = 600.0
+    """The same for start-up and compilation."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    every: int = 1
+    """Updates between two rows of metrics."""
+    window: int = 100
+    """Episodes in the reported mean return."""
+    panel: Literal["auto", "on", "off"] = "auto"
+    """Live panel; auto shows it on a terminal and prints plain lines elsewhere."""
+    tensorboard: bool = False
+    """Also write TensorBoard files (needs the extra `tb`)."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project (needs the extra `wandb`)."""
+    all_ranks: bool = False
+    """Print the log lines of every rank, not only those of rank 0."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = 50
+    """Updates between two checkpoints; 0 saves only at the end."""
+    keep: int = 3
+    """How many of the newest checkpoints stay on disk, besides the best."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    episodes: int = 100
+    """Episodes played by `python -m spmdrl.evaluate`."""
+    num_envs: int = 16
+    """Environments played at the same time."""
+    deterministic: bool = True
+    """Take the most likely action, or sample."""
+    seed: int = 12345
+    """Seed of the evaluation's environments."""
+    max_steps: int = 200_000
+    """Steps of each environment after which the evaluation gives up."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """PPO training run. Sizes are global: more ranks change the speed, not what is learned."""
+
+    run_dir: str | None = None
+    """Where everything goes; an existing run goes on. By default a new folder under runs/."""
+    name: str = ""
+    """Name of the run; by default that of the config file."""
+    seed: int = 1
+    """Everything random derives from it."""
+    total_steps: int = 500_000
+    """Environment steps of the whole run."""
+    nprocs: int = 1
+    """Ranks to start on this machine."""
+    devices: int = 0
+    """Devices of each rank; 0 takes one on CPU and all visible ones on GPU."""
+    restart: bool = False
+    """Move an existing run directory aside and begin anew, instead of going on."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    net: NetConfig = field(default_factory=NetConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    @property
+    def batch_size(self) -> int:
+        """Environment steps in one rollout, over the whole run."""
+        return self.env.num_envs * self.algo.num_steps
+
+    @property
+    def minibatch_size(self) -> int:
+        return self.batch_size // self.algo.minibatches
+
+    @property
+    def num_updates(self) -> int:
+        return self.total_steps // self.batch_size
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading
+
+
+def load(argv: Sequence[str]) -> Config:
+    """The config named by the first argument, changed by the flags after it."""
+    path, flags = _split(argv)
+    default = _execute(path) if path else Config()
+    if path and not default.name:
+        default = dataclasses.replace(default, name=Path(path).stem)
+    if path is None and not _asks_for_help(flags):
+        raise ConfigError(
+            "no config file given; for example: python -m spmdrl.train configs/cartpole.py"
+        )
+    import tyro  # not needed by those who only read a saved config
+
+    prog = f"python -m spmdrl.train {path or 'CONFIG.py'}"
+    return tyro.cli(Config, default=default, args=list(flags), prog=prog)
+
+
+def _split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    if argv and not argv[0].startswith("-"):
+        return argv[0], list(argv[1:])
+    return None, list(argv)
+
+
+def _asks_for_help(flags: Sequence[str]) -> bool:
+    return "-h" in flags or "--help" in flags
+
+
+def _execute(path: str) -> Config:
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"config file {path} does not exist{_similar_file(file)}")
+    sys.path.insert(0, str(file.resolve().parent))  # a variant imports its base by name
+    try:
+        names = runpy.run_path(path)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"config file {path} failed: {type(error).__name__}: {error} "
+            f"({where.filename}, line {where.lineno})"
+        ) from error
+    finally:
+        sys.path.pop(0)
+    config = names["get_config"]() if "get_config" in names else names.get("config")
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"config file {path} must define `config = Config(...)` or `get_config()` that "
+            f"returns one; found {type(config).__name__}"
+        )
+    return config
+
+
+def _similar_file(file: Path) -> str:
+    folder = file.parent if file.parent.is_dir() else Path("configs")
+    names = [str(p) for p in sorted(folder.glob("*.py"))]
+    close = difflib.get_close_matches(str(file), names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# ---------------------------------------------------------------------------------------------
+# As JSON: what rank 0 sends to the others, and what a run directory keeps
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2)
+
+
+def from_json(text: str) -> Config:
+    return _build(Config, json.loads(text))
+
+
+def _build(cls: Any, values: dict[str, Any]) -> Any:
+    """The dataclass from its dict; an unknown field is an error, a missing one its default."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    for name in values.keys() - known:
+        raise ConfigError(f"unknown field {name!r} in {cls.__name__}{suggest(name, known)}")
+    built = {}
+    for name, value in values.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            built[name] = _build(hint, value)
+        else:
+            built[name] = tuple(value) if isinstance(value, list) else value
+    return cls(**built)
+
+
+def config_hash(config: Config) -> str:
+    """Fingerprint that two ranks compare before they start."""
+    return hashlib.sha256(to_json(config).encode()).hexdigest()
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """{"env.id": ..., "seed": ...}: every field by its command-line name."""
+    flat: dict[str, Any] = {}
+    for name, value in dataclasses.asdict(config).items():
+        if isinstance(value, dict):
+            flat.update({f"{name}.{key}": item for key, item in value.items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def suggest(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# ---------------------------------------------------------------------------------------------
+# Validity
+
+
+def validate(config: Config, size: int = 1, devices: int = 1) -> None:
+    """Raise ConfigError for values that cannot work on `size` ranks of `devices` devices."""
+    _check_ranges(config)
+    _check_sizes(config, size, devices)
+
+
+def _check_ranges(config: Config) -> None:
+    def need(name: str, ok: bool, rule: str) -> None:
+        if not ok:
+            raise ConfigError(f"{name} is {flat[name]!r}, but must be {rule}")
+
+    flat = flatten(config)
+    at_least_1 = [
+        "total_steps", "nprocs", "env.num_envs", "algo.num_steps", "algo.epochs",
+        "algo.minibatches", "sync.shards", "sync.check_every", "sync.max_skips", "log.every",
+        "log.window", "checkpoint.keep", "eval.episodes", "eval.num_envs", "eval.max_steps",
+    ]  # fmt: skip
+    for name in at_least_1:
+        need(name, flat[name] >= 1, "at least 1")
+    for name in ["devices", "env.threads", "checkpoint.every"]:
+        need(name, flat[name] >= 0, "0 or more")
+    for name in ["algo.gamma", "algo.gae_lambda"]:
+        need(name, 0.0 <= flat[name] <= 1.0, "between 0 and 1")
+    for name in ["optim.adam_b1", "optim.adam_b2"]:
+        need(name, 0.0 <= flat[name] < 1.0, "at least 0 and below 1")
+    positive = [
+        "optim.lr", "optim.adam_eps", "optim.max_grad_norm", "algo.clip_eps", "env.obs_clip",
+        "env.reward_clip", "sync.phase_timeout_s", "sync.start_timeout_s",
+    ]  # fmt: skip
+    for name in positive:
+        need(name, 0.0 < flat[name] < float("inf"), "above 0 and finite")
+    for name in ["algo.entropy_coef", "algo.value_coef"]:
+        need(name, 0.0 <= flat[name] < float("inf"), "0 or more and finite")
+    for name in ["seed", "eval.seed"]:
+        need(name, 0 <= flat[name] < 2**31, "from 0 to 2147483647")
+    need("net.hidden", all(width >= 1 for width in config.net.hidden), "widths of at least 1")
+    need("algo.target_kl", config.algo.target_kl is None or config.algo.target_kl > 0, "above 0")
+
+
+def _check_sizes(config: Config, size: int, devices: int) -> None:
+    steps, minibatches = config.algo.num_steps, config.algo.minibatches
+    if steps % minibatches:
+        raise ConfigError(
+            f"algo.num_steps {steps} does not divide by algo.minibatches {minibatches}; "
+            f"nearest: {nearest_multiples(steps, minibatches)}"
+        )
+    envs, places = config.env.num_envs, size * devices
+    uneven_ok = devices == 1 and config.sync.strategy != "jax" and envs >= size
+    if envs % places and not uneven_ok:
+        raise ConfigError(
+            f"env.num_envs {envs} does not divide by {size} ranks x {devices} devices = {places}; "
+            f"nearest: {nearest_multiples(envs, places)}"
+        )
+    if config.num_updates < 1:
+        raise ConfigError(
+            f"total_steps {config.total_steps} is less than one rollout "
+            f"(env.num_envs {envs} x algo.num_steps {steps} = {config.batch_size}); "
+            f"nearest: {config.batch_size}"
+        )
+    if config.sync.deterministic:
+        _check_shards(config, size, devices)
+
+
+def _check_shards(config: Config, size: int, devices: int) -> None:
+    envs, shards, places = config.env.num_envs, config.sync.shards, size * devices
+    if envs % shards:
+        raise ConfigError(
+            f"env.num_envs {envs} does not divide by sync.shards {shards}; "
+            f"nearest: {nearest_multiples(envs, shards)}"
+        )
+    if shards % places or shards < 2 * places:
+        raise ConfigError(
+            f"sync.shards {shards} must be a multiple of {size} ranks x {devices} devices, with "
+            f"at least two per device; nearest: {max(2 * places, places * round(shards / places))}"
+        )
+
+
+def nearest_multiples(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return ", ".join(str(n) for n in (below, below + divisor) if n > 0)

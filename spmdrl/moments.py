@@ -1,0 +1,57 @@
+"""Running mean and variance, mergeable exactly over devices, ranks and time.
+
+Each place sends shifted power sums, which add up; the sum is merged with what was known before
+(Chan, Golub, LeVeque 1983). The shift is the mean known so far, the same everywhere, so that
+little is lost to cancellation. Public names: `init, power_sums, merge, variance, normalize`.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Shaped
+
+from spmdrl.types import Moments
+
+PowerSums = tuple[Array, Array, Array]  # count, sum of (x - shift), sum of (x - shift)^2
+
+
+def init(shape: tuple[int, ...]) -> Moments:
+    # Three arrays of their own: the train state is donated, and one buffer cannot be given twice.
+    count, mean, m2 = (jnp.zeros(s, jnp.float32) for s in ((), shape, shape))
+    return Moments(count=count, mean=mean, m2=m2)
+
+
+def power_sums(
+    known: Moments, x: Shaped[Array, "T B ..."], valid: Bool[Array, "T B"]
+) -> PowerSums:
+    """Sums over the valid rows; those of disjoint sets of rows may be added."""
+    weight = valid.astype(jnp.float32).reshape(valid.shape + (1,) * (x.ndim - valid.ndim))
+    shifted = jnp.where(weight > 0, x.astype(jnp.float32) - known.mean, 0.0)
+    return weight.sum(), shifted.sum((0, 1)), (shifted**2).sum((0, 1))
+
+
+def merge(known: Moments, sums: PowerSums) -> Moments:
+    """What is known after the rows behind `sums` were seen too."""
+    count, s1, s2 = sums
+    batch_count = jnp.maximum(count, 1.0)  # no row at all leaves everything as it was
+    delta = s1 / batch_count
+    batch_m2 = jnp.maximum(s2 - s1 * delta, 0.0)
+    total = jnp.maximum(known.count + count, 1.0)
+    return Moments(
+        count=known.count + count,
+        mean=known.mean + delta * (count / total),
+        m2=known.m2 + batch_m2 + delta**2 * (known.count * count / total),
+    )
+
+
+def variance(known: Moments) -> Float[Array, "..."]:
+    """Population variance; 1 before anything was seen."""
+    seen = known.count > 0
+    return jnp.where(seen, known.m2 / jnp.maximum(known.count, 1.0), 1.0)
+
+
+def normalize(
+    known: Moments, x: Shaped[Array, "*rows ..."], clip: float
+) -> Float[Array, "*rows ..."]:
+    scaled = (x.astype(jnp.float32) - known.mean) / jnp.sqrt(variance(known) + 1e-8)
+    return jnp.clip(scaled, -clip, clip)

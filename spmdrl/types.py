@@ -1,0 +1,103 @@
+"""The pytrees that cross the seams between modules.
+
+Arrays are time-major, `[T, B, ...]`: T steps of B environments. Images stay uint8.
+Public names: `EnvSpec`, `Space`, `TimeStep`, `Rollout`, `Moments`, `TrainState`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+Params = Any  # the dict of arrays that a Flax module calls its parameters
+Carry = Any  # recurrent state of a policy; () for a feed-forward one
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """What an environment accepts as an action."""
+
+    kind: Literal["discrete", "multi_discrete", "box"]
+    shape: tuple[int, ...]  # of one action
+    dtype: np.dtype
+    nvec: tuple[int, ...] = ()  # choices of each discrete component
+    start: int = 0  # first valid discrete action
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """Shape of one environment's observation, and its actions."""
+
+    obs_shape: tuple[int, ...]
+    obs_dtype: np.dtype
+    action: ActionSpace
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.obs_shape) == 3 and self.obs_dtype == np.uint8
+
+
+@struct.dataclass
+class TimeStep:
+    """What B environments answer to one action each.
+
+    `reward` is raw and `episode_over` is the end of a game, which with `episodic_life` is later
+    than `terminated`.
+    """
+
+    obs: Shaped[Array, "B ..."]
+    reward: Float[Array, "B"]
+    terminated: Bool[Array, "B"]
+    truncated: Bool[Array, "B"]
+    episode_over: Bool[Array, "B"]
+
+
+@struct.dataclass
+class Rollout:
+    """T steps of B environments, and what the policy thought of them.
+
+    The row after `terminated | truncated` is the environment's automatic reset: it holds the true
+    final observation, its action was ignored and `valid` is False there.
+    """
+
+    obs: Shaped[Array, "T B ..."]
+    first: Bool[Array, "T B"]  # obs starts an episode: a recurrent policy forgets here
+    action: Shaped[Array, "T B ..."]
+    log_prob: Float[Array, "T B"]
+    value: Float[Array, "T B"]
+    reward: Float[Array, "T B"]  # transformed, not yet normalised
+    discounted_return: Float[Array, "T B"]  # sum of past discounted rewards of this episode
+    terminated: Bool[Array, "T B"]
+    truncated: Bool[Array, "T B"]
+    valid: Bool[Array, "T B"]
+    last_obs: Shaped[Array, "B ..."]  # the observation after the last step
+    last_first: Bool[Array, "B"]
+    carry: Carry  # of the policy before the first step
+    last_carry: Carry  # and after the last one
+    env_ids: Int[Array, "B"]
+
+
+@struct.dataclass
+class Moments:
+    """Count, mean and sum of squared deviations of everything seen so far."""
+
+    count: Float[Array, ""]
+    mean: Float[Array, "..."]
+    m2: Float[Array, "..."]
+
+
+@struct.dataclass
+class TrainState:
+    """Everything the learner carries from one update to the next."""
+
+    step: Int[Array, ""]  # updates done
+    params: Params
+    opt_state: Any
+    obs_moments: Moments
+    reward_moments: Moments
