@@ -154,6 +154,11 @@ class CheckpointConfig:
     """Updates between two checkpoints; 0 saves only at the end."""
     keep: int = 3
     """How many of the newest checkpoints stay on disk, besides the best."""
+    envs: Literal["replay", "fresh"] = "replay"
+    """On resume: bring the environments to exactly where they were by repeating their actions, or
+    start new episodes."""
+    renew_every: int = 2000
+    """Updates after which every run makes new environments, so that a replay stays short."""
 
 
 @dataclass(frozen=True)
@@ -341,7 +346,7 @@ def _check_ranges(config: Config) -> None:
     at_least_1 = [
         "total_steps", "nprocs", "env.num_envs", "algo.num_steps", "algo.epochs",
         "algo.minibatches", "sync.shards", "sync.check_every", "sync.max_skips", "log.every",
-        "log.window", "checkpoint.keep", "eval.episodes", "eval.num_envs", "eval.max_steps",
+        "log.window", "checkpoint.keep", "checkpoint.renew_every", "eval.episodes", "eval.num_envs", "eval.max_steps",
     ]  # fmt: skip
     for name in at_least_1:
         need(name, flat[name] >= 1, "at least 1")

@@ -20,6 +20,7 @@ from flax import struct
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from spmdrl.checkpoint import CheckpointError, from_named, to_named
 from spmdrl.config import Config
 from spmdrl.envs import make_env
 from spmdrl.envs.base import EnvBatch
@@ -168,8 +169,9 @@ class ScanActor:
         xla = env.xla()
         assert xla is not None
         self.env, self.env_ids = env, ids
-        self.state = initial_state(env, policy)
-        self._handle = xla.handle
+        self._device = next(iter(ids.devices()))
+        self._handle = jax.device_put(xla.handle, self._device)
+        self.place(initial_state(env, policy))
 
         def collect(handle: Any, variables: Any, before: ActorState, key: Array) -> Any:
             noise = draw_noise(policy, key, ids, config.algo.num_steps)
@@ -188,8 +190,13 @@ class ScanActor:
 
         self._collect = jax.jit(collect)
 
+    def place(self, state: ActorState) -> None:
+        # On the device from the start: the compiled program would be made twice otherwise.
+        self.state = jax.device_put(state, self._device)
+
     def collect(self, variables: Any, key: Array) -> tuple[Rollout, dict[str, Array]]:
-        out = self._collect(self._handle, variables, self.state, key)
+        with jax.enable_x64(self.env.needs_x64):
+            out = self._collect(self._handle, variables, self.state, key)
         self._handle, self.state, rollout, episodes = out
         return rollout, episodes
 
@@ -254,6 +261,9 @@ class LoopActor:
             lambda before, steps, after: finish_rollout(config, ids, before, steps, after)
         )
 
+    def place(self, state: ActorState) -> None:
+        self.state = jax.tree.map(np.asarray, state)
+
     def start(self, variables: Any, key: Array) -> None:
         self._variables, self._noise_now = variables, self._noise(key)
         self._before, self._rows = self.state, None
@@ -286,7 +296,7 @@ class LoopActor:
 
     def finish(self) -> tuple[Rollout, dict[str, Array]]:
         self.state, rollout, episodes = self._finish(self._before, self._rows, self.state)
-        self.state = jax.tree.map(np.asarray, self.state)
+        self.place(self.state)
         return rollout, episodes
 
 
@@ -305,6 +315,10 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
+    def read(self) -> dict[str, float]:
+        seconds, self.seconds = self.seconds, {}
+        return seconds
+
 
 # ---------------------------------------------------------------------------------------------
 # All devices of this rank
@@ -322,19 +336,35 @@ class Collector:
         threads: int,
         shards: int,
     ):
-        self._config, self._mesh = config, mesh
-        self._devices = mesh.local_devices
-        self.actors: list[Any] = []
+        self._config, self._mesh, self._make_policy = config, mesh, make_policy
+        self._devices = list(mesh.local_devices)
+        self._threads = max(1, threads // len(self._devices))
+        self._shards = shards
+        self._blocks = [ids[p.start : p.stop] for p in split_ids(len(ids), len(self._devices))]
+        self._actions: list[np.ndarray] = []
         self.watch = Stopwatch()
-        for device, part in zip(self._devices, split_ids(len(ids), len(self._devices)), strict=True):
-            mine = ids[part.start : part.stop]
-            env = make_env(config, mine, max(1, threads // len(self._devices)))
-            self.policy = make_policy(env.spec)
-            self.spec = env.spec
-            kind = ScanActor if env.xla() is not None else LoopActor
-            with jax.default_device(device):
-                local_ids = jax.device_put(np.asarray(mine, np.int32), device)
-                self.actors.append(kind(config, self.policy, env, local_ids, shards))
+        self.actors: list[ScanActor | LoopActor] = []
+        self.renew(generation=0)
+
+    def renew(self, generation: int) -> None:
+        """Make all environments anew; episodes under way are cut."""
+        self.close()
+        self._actions = []
+        self.actors = [
+            self._make_actor(device, ids, generation)
+            for device, ids in zip(self._devices, self._blocks, strict=True)
+        ]
+
+    def _make_actor(self, device: jax.Device, ids: range, generation: int) -> ScanActor | LoopActor:
+        env = make_env(self._config, ids, self._threads, generation)
+        self.spec = env.spec
+        self.policy = self._make_policy(env.spec)
+        local_ids = jax.device_put(np.asarray(ids, np.int32), device)
+        if env.xla() is not None and device.platform == "cpu":
+            return ScanActor(self._config, self.policy, env, local_ids, self._shards)
+        return LoopActor(self._config, self.policy, env, local_ids, self._shards)
+
+    # -- stepping
 
     def collect(self, state: TrainState, key: Array) -> tuple[Rollout, Episodes]:
         """T steps of every environment with the given parameters."""
@@ -346,6 +376,7 @@ class Collector:
             parts = self._collect_in_turn(copies)
         rollout = self._join([part for part, _ in parts])
         episodes = self._episodes([jax.tree.map(np.asarray, e) for _, e in parts])
+        self._remember([np.asarray(part.action) for part, _ in parts])
         return rollout, episodes
 
     def _collect_in_turn(self, copies: Sequence[Any]) -> list[tuple[Rollout, dict[str, Array]]]:
@@ -381,6 +412,50 @@ class Collector:
         ids = np.concatenate([np.asarray(a.env_ids) for a in self.actors])
         return Episodes(t, ids[b], score[t, b], length[t, b].astype(np.int64))
 
+    # -- what a checkpoint keeps; environments along the first axis
+
+    def named_state(self) -> dict[str, np.ndarray]:
+        """The actors' state by name."""
+        states = [jax.tree.map(np.asarray, actor.state) for actor in self.actors]
+        return to_named(jax.tree.map(lambda *x: np.concatenate(x), *states))
+
+    def take_actions(self) -> np.ndarray:
+        """`[B, steps, ...]` actions since the last call, or since the environments were made."""
+        taken, self._actions = self._actions, []
+        return np.concatenate(taken, axis=1)
+
+    def _remember(self, parts: Sequence[np.ndarray]) -> None:
+        if self._config.checkpoint.envs == "fresh":
+            return
+        actions = np.concatenate(parts, axis=1).swapaxes(0, 1)
+        space = self.spec.action
+        if space.kind != "box" and max(space.nvec) <= 256:
+            actions = actions.astype(np.uint8)
+        self._actions.append(actions)
+
+    def replay(self, actions: np.ndarray, named: dict[str, np.ndarray]) -> None:
+        """Bring new environments to where the old ones were; `named` says where that was."""
+        start = 0
+        for actor in self.actors:
+            rows = slice(start, start + actor.env.num_envs)
+            start = rows.stop
+            obs = actor.state.obs
+            for t in range(actions.shape[1]):
+                actor.env.send(widen(actions[rows, t]))
+                obs = actor.env.recv().obs
+            state = from_named(actor.state, {k: v[rows] for k, v in named.items()})
+            if not np.array_equal(obs, state.obs):
+                raise CheckpointError(
+                    "the environments did not repeat themselves: their observation differs from "
+                    "the saved one. Add --checkpoint.envs fresh to go on with new episodes"
+                )
+            actor.place(state)
+
     def close(self) -> None:
         for actor in self.actors:
             actor.env.close()
+
+
+def widen(actions: np.ndarray) -> np.ndarray:
+    """Stored actions as a policy gives them."""
+    return actions.astype(np.int32) if actions.dtype == np.uint8 else actions

@@ -2,21 +2,25 @@
 
 Two slots: `in_step` is traced inside the compiled update, `between` runs between two compiled
 calls. What travels is one flat vector of sums. Public names: `GradSync`, `make_grad_sync`,
-`assert_in_sync`.
+`assert_in_sync`, `NotFinite`, `OutOfSync`.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh
 
 from spmdrl.config import SyncConfig
-from spmdrl.mesh import AXIS
+from spmdrl.mesh import AXIS, on_device
+from spmdrl.types import TrainState
 from spmdrl.world import World
 
 Tree = Any
@@ -120,3 +124,68 @@ def _mpi4jax_comm() -> Any:
 
         _COMM = MPI.COMM_WORLD.Clone()
     return _COMM
+
+
+# ---------------------------------------------------------------------------------------------
+# Guards
+
+
+class OutOfSync(RuntimeError):
+    """The ranks' parameters differ, which averaging can never repair."""
+
+
+class NotFiniteError(RuntimeError):
+    """A gradient or a moment is not finite."""
+
+
+def checksum(state: TrainState, mesh: Mesh) -> list[int]:
+    """Integer sums over every bit of the state, one for each device of this rank."""
+    return [int(_bit_sum(on_device(state, device))) for device in mesh.local_devices]
+
+
+@jax.jit
+def _bit_sum(tree: Tree) -> jax.Array:
+    total = jnp.zeros((), jnp.uint32)
+    for i, leaf in enumerate(jax.tree.leaves(tree)):
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+        # The position counts too: two values that changed places must not cancel out.
+        place = jnp.arange(bits.size, dtype=jnp.uint32) * jnp.uint32(2654435761) + jnp.uint32(i)
+        total += jnp.sum((bits.reshape(-1) ^ place) * jnp.uint32(2246822519))
+    return total
+
+
+def assert_in_sync(state: TrainState, world: World, mesh: Mesh) -> None:
+    """Raise OutOfSync, naming who differs, unless all devices of all ranks hold the same bits."""
+    sums = world.gather_json(checksum(state, mesh))
+    common = statistics.mode([s for of_rank in sums for s in of_rank])
+    odd = [f"rank {r} device {d}" for r, row in enumerate(sums) for d, s in enumerate(row) if s != common]
+    if odd:
+        raise OutOfSync(
+            f"parameters or optimiser state differ on {', '.join(odd)}; memory or a library is "
+            "faulty there. Start the same command again to go on from the last checkpoint"
+        )
+
+
+class NotFinite:
+    """Ends the run, or counts what was left out, when numbers are not finite."""
+
+    def __init__(self, config: SyncConfig, world: World, devices: int):
+        self._config, self._devices, self._in_a_row = config, devices, 0
+
+    def check(self, bad_places: np.ndarray, step: int) -> None:
+        if not bad_places.any():
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        ranks = sorted({int(place) // self._devices for place in np.flatnonzero(bad_places)})
+        who = ", ".join(f"rank {rank}" for rank in ranks)
+        if self._config.on_nonfinite == "stop":
+            raise NotFiniteError(
+                f"numbers that are not finite came from {who} in update {step}; the parameters "
+                "were not changed by them. Look at the environment's observations and rewards, "
+                "lower the learning rate, or leave such steps out with --sync.on-nonfinite skip"
+            )
+        if self._in_a_row >= self._config.max_skips:
+            raise NotFiniteError(
+                f"numbers that are not finite came from {who} in {self._in_a_row} updates in a row"
+            )

@@ -42,6 +42,10 @@ class World:
         """Rank 0's array, on every rank; shapes and dtypes agree already."""
         return array
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is true on some rank; the same answer everywhere."""
+        return flag
+
     def barrier(self) -> None:
         """Wait for everybody."""
 
@@ -95,6 +99,11 @@ class MpiWorld(World):
         array = np.array(array, order="C")
         self._comm.Bcast([array, self._mpi.BYTE], root=0)
         return array
+
+    def any(self, flag: bool) -> bool:
+        found = np.array([flag], np.uint8)
+        self._comm.Allreduce(self._mpi.IN_PLACE, found, op=self._mpi.MAX)
+        return bool(found[0])
 
     def barrier(self) -> None:
         self._comm.Barrier()

@@ -38,6 +38,7 @@ class EnvpoolBatch:
             action = base.action_space(self.pool.action_space, env_id)
         self.spec = EnvSpec(*base.obs_spec(self._obs_space, env_id), action)
         # Atari under episodic_life: a lost life is `terminated`, the end of the game is in info.
+        self.needs_x64 = action.dtype == np.float64
         self._game_over_in_info = "info:terminated" in self.pool._state_keys
         self._raw_reward_in_info = "info:reward" in self.pool._state_keys
 
@@ -54,11 +55,11 @@ class EnvpoolBatch:
         return self._time_step(*self.pool.recv(), np)
 
     def xla(self) -> base.XlaStep | None:
+        import jax
         import jax.numpy as jnp
 
-        if self.spec.action.dtype == np.float64:
-            return None  # its actions would need jax's 64-bit mode
-        handle, _, _, pool_step = self.pool.xla()
+        with jax.enable_x64(self.needs_x64):
+            handle, _, _, pool_step = self.pool.xla()
 
         def step(handle: Any, action: Any) -> tuple[Any, TimeStep]:
             action = base.to_env_action(self.spec.action, action, jnp)

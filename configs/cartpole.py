@@ -1,0 +1,25 @@
+"""CartPole with CleanRL's `ppo` hyper-parameters.
+
+    python -m spmdrl.train configs/cartpole.py
+"""
+
+from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
+
+config = Config(
+    total_steps=500_000,
+    env=EnvConfig(id="CartPole-v1", num_envs=4),
+    net=NetConfig(hidden=(64, 64), activation="tanh", shared=False),
+    algo=AlgoConfig(
+        num_steps=128,
+        gamma=0.99,
+        gae_lambda=0.95,
+        epochs=4,
+        minibatches=4,
+        clip_eps=0.2,
+        clip_value=True,
+        entropy_coef=0.01,
+        value_coef=0.5,
+        normalize_advantage="minibatch",
+    ),
+    optim=OptimConfig(lr=2.5e-4, lr_schedule="linear", adam_eps=1e-5, max_grad_norm=0.5),
+)

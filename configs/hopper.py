@@ -1,0 +1,10 @@
+"""Hopper with CleanRL's `ppo_continuous_action` hyper-parameters.
+
+    python -m spmdrl.train configs/hopper.py
+"""
+
+from dataclasses import replace
+
+from halfcheetah import config as base
+
+config = replace(base, env=replace(base.env, id="Hopper-v4"))

@@ -1,0 +1,10 @@
+"""Humanoid with CleanRL's `ppo_continuous_action` hyper-parameters.
+
+    python -m spmdrl.train configs/humanoid.py
+"""
+
+from dataclasses import replace
+
+from halfcheetah import config as base
+
+config = replace(base, env=replace(base.env, id="Humanoid-v4"))

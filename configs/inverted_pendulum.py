@@ -1,0 +1,10 @@
+"""InvertedPendulum with CleanRL's `ppo_continuous_action` hyper-parameters.
+
+    python -m spmdrl.train configs/inverted_pendulum.py
+"""
+
+from dataclasses import replace
+
+from halfcheetah import config as base
+
+config = replace(base, env=replace(base.env, id="InvertedPendulum-v4"))

@@ -1,0 +1,10 @@
+"""Walker2d with CleanRL's `ppo_continuous_action` hyper-parameters.
+
+    python -m spmdrl.train configs/walker2d.py
+"""
+
+from dataclasses import replace
+
+from halfcheetah import config as base
+
+config = replace(base, env=replace(base.env, id="Walker2d-v4"))

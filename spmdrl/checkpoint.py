@@ -1,0 +1,227 @@
+"""State to disk and back: whole, durable, verified, and readable without this package.
+
+A checkpoint is a folder of safetensors and JSON files with a manifest of their SHA-256. It is
+written beside its place, flushed to the disk and renamed, so that a kill at any moment leaves
+either all of it or nothing. Public names: `Checkpointer`, `Snapshot`, `CheckpointError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+PREFIX = "update-"
+MANIFEST = "manifest.json"
+META = "meta.json"
+DAMAGED = "damaged-"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that is damaged or does not fit this run."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one checkpoint holds: groups of named arrays, and a JSON value."""
+
+    step: int
+    arrays: dict[str, dict[str, np.ndarray]]  # file name without ending -> name -> array
+    meta: dict[str, Any]
+
+
+# ---------------------------------------------------------------------------------------------
+# Trees and names
+
+
+def to_named(tree: Any) -> dict[str, np.ndarray]:
+    """A pytree as {"params/policy_head/kernel": array}."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def from_named(template: Any, named: dict[str, np.ndarray]) -> Any:
+    """The arrays in the template's structure; every name, shape and dtype must fit."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
+    names = [_name(path) for path, _ in leaves]
+    if set(names) != set(named):
+        odd = sorted(set(names) ^ set(named))
+        raise CheckpointError(f"holds other arrays than this run expects: {', '.join(odd[:5])}")
+    for name, (_, leaf) in zip(names, leaves, strict=True):
+        expected = (tuple(leaf.shape), np.dtype(leaf.dtype))
+        found = (named[name].shape, named[name].dtype)
+        if expected != found:
+            raise CheckpointError(f"{name} is {found}, this run expects {expected}")
+    return jax.tree_util.tree_unflatten(structure, [named[name] for name in names])
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
+
+
+# ---------------------------------------------------------------------------------------------
+# One folder
+
+
+def write_snapshot(place: Path, snapshot: Snapshot) -> None:
+    """Write to a temporary folder, flush, rename, flush the parent."""
+    temporary = place.with_name(f".tmp-{place.name}-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        for group, named in snapshot.arrays.items():
+            contiguous = {k: np.ascontiguousarray(v).reshape(v.shape) for k, v in named.items()}
+            save_file(contiguous, temporary / f"{group}.safetensors")
+        (temporary / META).write_text(json.dumps(snapshot.meta))
+        files = sorted(temporary.iterdir())
+        digests = {f.name: {"sha256": _sha256(f), "bytes": f.stat().st_size} for f in files}
+        (temporary / MANIFEST).write_text(json.dumps(seal(snapshot.step, digests)))
+        for file in (*files, temporary / MANIFEST, temporary):
+            _fsync(file)
+        if place.exists():  # the same update, saved again after a resume
+            shutil.rmtree(place)
+        os.rename(temporary, place)
+        _fsync(place.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def seal(step: int, files: dict[str, Any]) -> dict[str, Any]:
+    """The manifest, with a digest of itself."""
+    content = {"step": step, "files": files}
+    own = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return content | {"sha256": own}
+
+
+def read_snapshot(place: Path) -> Snapshot:
+    """Verify every byte, then load; raise CheckpointError for any damage."""
+    try:
+        manifest = json.loads((place / MANIFEST).read_bytes()[:1_000_000])
+        step, files = manifest["step"], manifest["files"]
+        if manifest != seal(step, files):
+            raise CheckpointError("the manifest does not match its own digest")
+        for name, expected in files.items():
+            _verify(place, name, expected)
+        meta = json.loads((place / META).read_text())
+        groups = [Path(name).stem for name in files if name.endswith(".safetensors")]
+        arrays = {group: load_file(place / f"{group}.safetensors") for group in groups}
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the readers say
+        raise CheckpointError(f"{type(error).__name__}: {error}") from error
+    return Snapshot(step, arrays, meta)
+
+
+def _verify(place: Path, name: str, expected: dict[str, Any]) -> None:
+    if Path(name).name != name or name.startswith("."):
+        raise CheckpointError(f"the manifest names {name!r}, which is not a file of a checkpoint")
+    file = place / name
+    if file.is_symlink() or not file.is_file():
+        raise CheckpointError(f"{name} is missing")
+    if file.stat().st_size != expected["bytes"]:
+        raise CheckpointError(
+            f"{name} has {file.stat().st_size} bytes instead of {expected['bytes']}"
+        )
+    if _sha256(file) != expected["sha256"]:
+        raise CheckpointError(f"{name} does not match its SHA-256")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------------------------------------
+# A run's checkpoints
+
+
+class Checkpointer:
+    """Keeps the newest few checkpoints of a run, and the best."""
+
+    def __init__(self, folder: Path, keep: int):
+        self.folder, self._keep = folder, keep
+
+    def steps(self) -> list[int]:
+        """Updates after which a checkpoint exists, oldest first."""
+        found = self.folder.glob(f"{PREFIX}*") if self.folder.is_dir() else []
+        return sorted(int(p.name.removeprefix(PREFIX)) for p in found if p.name[-1].isdigit())
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{PREFIX}{step:08d}"
+
+    def save(self, snapshot: Snapshot) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_snapshot(self.path(snapshot.step), snapshot)
+        self._prune()
+
+    def restore(
+        self, warn: Callable[[str], None], check: Callable[[Snapshot], None] = lambda _: None
+    ) -> Snapshot | None:
+        """The newest checkpoint that is intact and passes `check`; others are set aside.
+
+        None only where there never was one: if all are damaged, that is an error.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                snapshot = read_snapshot(self.path(step))
+                check(snapshot)
+                return snapshot
+            except CheckpointError as error:
+                aside = self._set_aside(step)
+                warn(f"checkpoint of update {step} is damaged ({error}); set aside as {aside}")
+        if steps or list(self.folder.glob(f"{DAMAGED}*")):
+            raise CheckpointError(
+                f"no intact checkpoint is left in {self.folder}; to begin anew use --restart"
+            )
+        return None
+
+    def _set_aside(self, step: int) -> Path:
+        aside = self.folder / f"{DAMAGED}{self.path(step).name}"
+        number = 0
+        while aside.exists():
+            number += 1
+            aside = self.folder / f"{DAMAGED}{self.path(step).name}.{number}"
+        os.rename(self.path(step), aside)
+        return aside
+
+    def _prune(self) -> None:
+        steps = self.steps()
+        best = self._best(steps)
+        for step in steps[: -self._keep]:
+            if step != best:
+                shutil.rmtree(self.path(step), ignore_errors=True)
+        for stale in self.folder.glob(".tmp-*"):  # of a run that was killed while it saved
+            shutil.rmtree(stale, ignore_errors=True)
+
+    def _best(self, steps: list[int]) -> int | None:
+        returns = {}
+        for step in steps:
+            try:
+                meta = json.loads((self.path(step) / META).read_text())
+                if meta.get("return_mean") is not None:
+                    returns[step] = meta["return_mean"]
+            except (OSError, ValueError):
+                continue
+        return max(returns, key=lambda s: (returns[s], s)) if returns else None
+
+    def best_step(self) -> int | None:
+        return self._best(self.steps())

@@ -1,0 +1,161 @@
+"""The only training loop: collect, update, report, save.
+
+Public names: `train`, `Stopped`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from spmdrl.config import Config, ConfigError
+from spmdrl.launch import Topology, threads_per_rank
+from spmdrl.mesh import local_devices, make_mesh, replicate
+from spmdrl.metrics import EpisodeStats, Every, NullLogger, Row, Timer
+from spmdrl.nets import make_policy
+from spmdrl.resume import Saver
+from spmdrl.rollout import Collector, Episodes
+from spmdrl.rundir import RunDir
+from spmdrl.safety import StopRequest, Watchdog
+from spmdrl.shards import split_ids
+from spmdrl.sync import NotFinite, assert_in_sync, make_grad_sync
+from spmdrl.update import init_train_state, make_update, params_sha256
+from spmdrl.world import World
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and did so after a checkpoint."""
+
+
+def train(
+    config: Config,
+    topology: Topology,
+    world: World,
+    run: RunDir,
+    logger: NullLogger,
+    stop: StopRequest,
+    watchdog: Watchdog,
+) -> dict[str, Any]:
+    """Train to the end; the summary of the run."""
+    started, limits = time.perf_counter(), config.sync
+    watchdog.enter("start", 0, limits.start_timeout_s)
+    mesh = make_mesh(local_devices(config.devices))
+    sync = make_grad_sync(config.sync, world, mesh.size)
+    shards = config.sync.shards // sync.places if config.sync.deterministic else 1
+    ids = split_ids(config.env.num_envs, world.size)[world.rank]
+    collector = Collector(
+        config, lambda spec: make_policy(config, spec), mesh, ids, threads_of(config, topology), shards
+    )
+    update = make_update(config, collector.policy, sync, mesh)
+    init_key, act_key, update_key = jax.random.split(jax.random.key(config.seed), 3)
+    state = init_train_state(config, collector.policy, collector.spec, init_key)
+    stats = EpisodeStats(config.log.window)
+    saver = Saver(config, world, mesh, run.path, logger)
+    state = saver.restore(replicate(state, mesh), collector, stats)
+    guard = NotFinite(config.sync, world, mesh.size)
+
+    first, last = int(state.step), config.num_updates
+    should_log, should_save = Every(config.log.every, last), Every(config.checkpoint.every, last)
+    should_check, should_renew = (Every(n, 0) for n in (limits.check_every, config.checkpoint.renew_every))
+    timer, rate = Timer(), Rate(config, first)
+    for step in range(first, last):
+        limit = limits.start_timeout_s if step == first else limits.phase_timeout_s
+        watchdog.enter("collect", step, limit)
+        with timer("collect"):
+            key = replicate(jax.random.fold_in(act_key, step), mesh)
+            rollout, episodes = collector.collect(state, key)
+        watchdog.enter("update", step, limit)
+        with timer("update"):
+            key = replicate(jax.random.fold_in(update_key, step), mesh)
+            state, metrics = update(state, rollout, key)
+            metrics = jax.device_get(metrics)
+        guard.check(metrics.pop("bad_places"), step)
+        stats.add(*gather_episodes(world, episodes))
+        if should_log(step):
+            timer.add(collector.watch.read())
+            logger.write(make_row(step + 1, metrics, stats, timer, rate))
+        if should_check(step):
+            watchdog.enter("check", step, limit)
+            assert_in_sync(state, world, mesh)
+        if should_renew(step):
+            collector.renew(generation=(step + 1) // config.checkpoint.renew_every)
+            saver.forget_actions()
+        stopping = world.any(stop.signal is not None)
+        if should_save(step) or stopping or step + 1 == last:
+            watchdog.enter("save", step, limit)
+            with timer("save"):
+                saver.save(state, collector, stats)
+        if stopping and step + 1 < last:
+            raise Stopped(f"stopped on request after update {step + 1} of {last}")
+    collector.close()
+    wall = time.perf_counter() - started
+    return summarize(config, world, mesh.size, state, stats, wall, rate)
+
+
+def threads_of(config: Config, topology: Topology) -> int:
+    return config.env.threads or threads_per_rank(topology)
+
+
+def gather_episodes(world: World, episodes: Episodes) -> tuple[np.ndarray, np.ndarray]:
+    """Returns and lengths of all ranks' episodes on rank 0, in order of time and id."""
+    if world.size == 1:
+        return episodes.returns, episodes.lengths
+    columns = (episodes.step, episodes.env_id, episodes.returns, episodes.lengths)
+    rows = world.gather_rows(np.stack([np.asarray(c, np.float64) for c in columns], axis=1))
+    if rows is None:
+        rows = np.empty((0, 4))
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    return rows[:, 2], rows[:, 3]
+
+
+class Rate:
+    """Steps per second of the last interval, and what is left at that speed."""
+
+    def __init__(self, config: Config, first: int):
+        self._config, self._update = config, first
+        self._smooth: float | None = None
+
+    def row(self, update: int, seconds: float) -> Row:
+        steps = (update - self._update) * self._config.batch_size
+        self._update = update
+        sps = steps / max(seconds, 1e-9)
+        # The first interval holds the compilation; it would spoil the estimate for long.
+        first_interval = self._smooth is None
+        self._smooth = sps if first_interval or self._smooth is None else 0.9 * self._smooth + 0.1 * sps
+        left = (self._config.num_updates - update) * self._config.batch_size
+        return {
+            "progress/update": update,
+            "progress/steps": update * self._config.batch_size,
+            "progress/eta_s": left / self._smooth,
+            "perf/sps": sps,
+        }
+
+
+def make_row(step: int, metrics: dict[str, Any], stats: EpisodeStats, timer: Timer, rate: Rate) -> Row:
+    seconds, total = timer.read()
+    parts = ("collect", "update", "save")
+    other = max(0.0, total - sum(seconds.get(name, 0.0) for name in parts))
+    row = rate.row(step, total)
+    row |= stats.row()
+    row |= {name: float(value) for name, value in sorted(metrics.items())}
+    return row | {f"time/{k}": v for k, v in sorted(seconds.items())} | {"time/other": other}
+
+
+def summarize(
+    config: Config, world: World, devices: int, state: Any, stats: EpisodeStats, wall: float, rate: Rate
+) -> dict[str, Any]:
+    steps = config.num_updates * config.batch_size
+    return {
+        "env_steps": steps,
+        "updates": config.num_updates,
+        "wall_s": wall,
+        "sps": steps / wall,
+        "episode_return_mean": stats.row()["episode/return_mean"],
+        "episode_count": stats.count,
+        "params_sha256": params_sha256(jax.device_get(state.params)),
+        "world_size": world.size,
+        "devices": devices,
+    }

@@ -1,0 +1,207 @@
+"""Numbers to console, files and TensorBoard.
+
+Rank 0 has a `Logger`, the others a `NullLogger` that does nothing. Public names: `Logger`,
+`NullLogger`, `make_logger`, `Timer`, `EpisodeStats`, `Every`, `write_json`.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spmdrl.config import Config
+from spmdrl.console import Console, make_console
+
+Row = dict[str, float | int | None]
+
+
+class Every:
+    """True at every n-th step and at the last one; never for n = 0."""
+
+    def __init__(self, n: int, last: int):
+        self._n, self._last = n, last
+
+    def __call__(self, step: int) -> bool:
+        return self._n > 0 and ((step + 1) % self._n == 0 or step + 1 == self._last)
+
+
+class Timer:
+    """Seconds under each name; the share of everything else is `other`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = collections.defaultdict(float)
+        self._since = time.perf_counter()
+        self.phase = "start"
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        before, self.phase = self.phase, name
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - start
+            self.phase = before
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Time that was measured elsewhere."""
+        for name, value in seconds.items():
+            self._seconds[name] += value
+
+    def read(self) -> tuple[dict[str, float], float]:
+        """`({name: seconds}, seconds in all)` since the last reading."""
+        now = time.perf_counter()
+        seconds, total = dict(self._seconds), now - self._since
+        self._seconds.clear()
+        self._since = now
+        return seconds, total
+
+
+class EpisodeStats:
+    """The last episodes of the whole run, in the same order on every topology."""
+
+    def __init__(self, window: int):
+        self.returns: collections.deque[float] = collections.deque(maxlen=window)
+        self.lengths: collections.deque[int] = collections.deque(maxlen=window)
+        self.count = 0
+
+    def add(self, returns: np.ndarray, lengths: np.ndarray) -> None:
+        self.returns.extend(float(r) for r in returns)
+        self.lengths.extend(int(n) for n in lengths)
+        self.count += len(returns)
+
+    def row(self) -> Row:
+        return {
+            "episode/return_mean": _mean(self.returns),
+            "episode/length_mean": _mean(self.lengths),
+            "episode/count": self.count,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {"returns": list(self.returns), "lengths": list(self.lengths), "count": self.count}
+
+    def from_json(self, saved: dict[str, Any]) -> None:
+        self.returns.extend(saved["returns"])
+        self.lengths.extend(saved["lengths"])
+        self.count = saved["count"]
+
+
+def _mean(values: Any) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+class NullLogger:
+    """The logger of every rank but 0."""
+
+    def info(self, text: str) -> None: ...
+    def warning(self, text: str) -> None: ...
+    def write(self, row: Row) -> None: ...
+    def close(self, summary: Mapping[str, Any] | None = None) -> None: ...
+
+
+class Logger(NullLogger):
+    """Writes `metrics.jsonl`, `log.txt` and whatever else the config asks for."""
+
+    def __init__(self, config: Config, run_dir: Path, run_id: str):
+        self._dir, self._id = run_dir, run_id
+        self._metrics = (run_dir / "metrics.jsonl").open("a", buffering=1)
+        self._log = (run_dir / "log.txt").open("a", buffering=1)
+        self._console: Console = make_console(config, run_dir)
+        self._writers = _extra_writers(config, run_dir, run_id)
+
+    def info(self, text: str) -> None:
+        self._note("", text)
+
+    def warning(self, text: str) -> None:
+        self._note("warning: ", text)
+
+    def _note(self, level: str, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._log.write(f"{stamp} [{self._id}] {level}{text}\n")
+        self._console.say(f"{level}{text}")
+
+    def write(self, row: Row) -> None:
+        """One row per logged update."""
+        self._metrics.write(json.dumps(_finite(row)) + "\n")
+        for writer in self._writers:
+            writer.write(row)
+        self._console.show(row)
+
+    def close(self, summary: Mapping[str, Any] | None = None) -> None:
+        if summary is not None:
+            write_json(self._dir / "summary.json", summary)
+        for writer in self._writers:
+            writer.close()
+        self._console.close(summary)
+        self._metrics.close()
+        self._log.close()
+
+
+def _finite(row: Row) -> Row:
+    """JSON has no NaN; what is not a number is null there."""
+    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
+
+
+def make_logger(config: Config, run_dir: Path, run_id: str, is_root: bool) -> NullLogger:
+    return Logger(config, run_dir, run_id) if is_root else NullLogger()
+
+
+# ---------------------------------------------------------------------------------------------
+# Optional destinations
+
+
+class TensorBoardWriter:
+    def __init__(self, run_dir: Path):
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(run_dir / "tb"))
+
+    def write(self, row: Row) -> None:
+        step = int(row["progress/steps"] or 0)
+        for name, value in row.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbWriter:
+    def __init__(self, project: str, run_id: str, config: Config):
+        import dataclasses
+
+        import wandb
+
+        self._run = wandb.init(
+            project=project, id=run_id, resume="allow", config=dataclasses.asdict(config)
+        )
+
+    def write(self, row: Row) -> None:
+        self._run.log({k: v for k, v in row.items() if v is not None}, step=row["progress/steps"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _extra_writers(config: Config, run_dir: Path, run_id: str) -> list[Any]:
+    writers: list[Any] = []
+    if config.log.tensorboard:
+        writers.append(TensorBoardWriter(run_dir))
+    if config.log.wandb:
+        writers.append(WandbWriter(config.log.wandb, run_id, config))
+    return writers

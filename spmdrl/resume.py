@@ -1,0 +1,175 @@
+"""What a run must remember to go on exactly as if it had never stopped.
+
+The learner's state and the actors' state are arrays. A simulator cannot save its state, so the
+actions since its making are kept instead, and repeated on resume; the observation reached must
+equal the saved one, bit for bit. Public names: `Saver`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from safetensors.numpy import load as load_bytes
+from safetensors.numpy import save as save_bytes
+
+from spmdrl.checkpoint import Checkpointer, CheckpointError, Snapshot, from_named, to_named
+from spmdrl.config import Config
+from spmdrl.mesh import on_device, replicate
+from spmdrl.metrics import EpisodeStats, NullLogger
+from spmdrl.rollout import Collector
+from spmdrl.shards import split_ids
+from spmdrl.types import TrainState
+from spmdrl.update import params_sha256
+from spmdrl.world import World
+
+
+class Saver:
+    """Checkpoints of one run: gathers on rank 0, writes there, and brings everything back."""
+
+    def __init__(self, config: Config, world: World, mesh: Mesh, run_dir: Path, logger: NullLogger):
+        self._config, self._world, self._mesh, self._logger = config, world, mesh, logger
+        self._run_dir = run_dir
+        self._checkpointer = Checkpointer(run_dir / "checkpoints", config.checkpoint.keep)
+        self._segments: list[dict[str, Any]] = []  # of actions, since the environments were made
+
+    # -- saving
+
+    def save(self, state: TrainState, collector: Collector, stats: EpisodeStats) -> None:
+        """Every rank calls this; rank 0 writes."""
+        actors = self._gather(collector.named_state())
+        actions = self._gather({"actions": collector.take_actions()})
+        if not self._world.is_root:
+            return
+        host = jax.device_get(on_device(state, self._mesh.local_devices[0]))
+        step = int(host.step)
+        if self._config.checkpoint.envs == "replay":
+            self._add_segment(step, actions)
+        meta = {
+            "step": step,
+            "return_mean": stats.row()["episode/return_mean"],
+            "episodes": stats.to_json(),
+            "segments": self._segments,
+            "params_sha256": params_sha256(host.params),
+        }
+        arrays = {
+            "params": to_named({"params": host.params, "obs_moments": host.obs_moments}),
+            "learner": to_named(
+                {"opt_state": host.opt_state, "reward_moments": host.reward_moments}
+            ),
+            "actors": actors,
+        }
+        self._checkpointer.save(Snapshot(step, arrays, meta))
+        self._drop_old_segments()
+
+    def forget_actions(self) -> None:
+        """New environments were made: what the old ones did is of no more use."""
+        self._segments = []
+
+    def _gather(self, named: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Environments of all ranks along the first axis, in order of id; empty elsewhere."""
+        joined = {name: self._world.gather_rows(named[name]) for name in sorted(named)}
+        return {name: array for name, array in joined.items() if array is not None}
+
+    def _add_segment(self, step: int, actions: dict[str, np.ndarray]) -> None:
+        folder = self._run_dir / "replay"
+        folder.mkdir(exist_ok=True)
+        data = save_bytes(actions)
+        file = folder / f"actions-{step:08d}.safetensors"
+        temporary = file.with_name(f".{file.name}")
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+        entry = {"file": file.name, "sha256": hashlib.sha256(data).hexdigest()}
+        self._segments = [*self._segments, entry]
+
+    def _drop_old_segments(self) -> None:
+        """Delete what no checkpoint on disk refers to any more."""
+        used = set()
+        for step in self._checkpointer.steps():
+            meta = json.loads((self._checkpointer.path(step) / "meta.json").read_text())
+            used |= {entry["file"] for entry in meta["segments"]}
+        for file in (self._run_dir / "replay").glob("actions-*.safetensors"):
+            if file.name not in used:
+                file.unlink()
+
+    # -- restoring
+
+    def restore(self, state: TrainState, collector: Collector, stats: EpisodeStats) -> TrainState:
+        """The state to go on from; the given one where nothing was saved yet."""
+        snapshot = None
+        if self._world.is_root:
+            snapshot = self._checkpointer.restore(self._logger.warning, self._check_segments)
+        meta = self._world.broadcast_json(snapshot.meta if snapshot else None)
+        if meta is None:
+            return state
+        state = self._restore_learner(state, snapshot, meta["step"])
+        stats.from_json(meta["episodes"])
+        self._restore_actors(collector, snapshot, meta)
+        self._logger.info(
+            f"resumed at update {meta['step']} of {self._config.num_updates}, "
+            f"parameters {meta['params_sha256'][:12]}"
+        )
+        return state
+
+    def _restore_learner(self, state: TrainState, snapshot: Snapshot | None, step: int) -> TrainState:
+        template = jax.device_get(on_device(state, self._mesh.local_devices[0]))
+        model = {"params": template.params, "obs_moments": template.obs_moments}
+        rest = {"opt_state": template.opt_state, "reward_moments": template.reward_moments}
+        if snapshot is not None:
+            model = from_named(model, snapshot.arrays["params"])
+            rest = from_named(rest, snapshot.arrays["learner"])
+        model, rest = jax.tree.map(self._world.broadcast, (model, rest))
+        restored = TrainState(step=np.int32(step), **model, **rest)
+        return replicate(restored, self._mesh)
+
+    def _restore_actors(
+        self, collector: Collector, snapshot: Snapshot | None, meta: dict[str, Any]
+    ) -> None:
+        if self._config.checkpoint.envs == "fresh":
+            collector.renew(generation=-meta["step"])  # new episodes, other than the first ones
+            return
+        step, every = meta["step"], self._config.checkpoint.renew_every
+        actions, self._segments = None, meta["segments"]
+        if snapshot is not None:
+            actions = np.concatenate([self._read_segment(e) for e in self._segments], axis=1)
+        collector.renew(generation=step // every)
+        if step % every == 0:
+            return  # the environments are made anew here anyway
+        named = {
+            name: self._scatter(None if snapshot is None else snapshot.arrays["actors"][name])
+            for name in sorted(collector.named_state())
+        }
+        collector.replay(self._scatter(actions), named)
+
+    def _check_segments(self, snapshot: Snapshot) -> None:
+        if self._config.checkpoint.envs == "replay":
+            for entry in snapshot.meta["segments"]:
+                self._read_segment(entry)
+
+    def _read_segment(self, entry: dict[str, str]) -> np.ndarray:
+        file = self._run_dir / "replay" / Path(entry["file"]).name
+        data = file.read_bytes() if file.is_file() else b""
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise CheckpointError(
+                f"{file} is damaged or missing, so the environments cannot be brought back "
+                "(--checkpoint.envs fresh goes on with new episodes)"
+            )
+        return load_bytes(data)["actions"]
+
+    def _scatter(self, array: np.ndarray | None) -> np.ndarray:
+        """This rank's environments of an array that rank 0 has."""
+        found = None if array is None else {"shape": array.shape, "dtype": array.dtype.str}
+        form = self._world.broadcast_json(found)
+        if array is None:
+            array = np.empty(form["shape"], form["dtype"])
+        mine = split_ids(self._config.env.num_envs, self._world.size)[self._world.rank]
+        return self._world.broadcast(array)[mine.start : mine.stop]

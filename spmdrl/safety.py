@@ -1,0 +1,143 @@
+"""Loud, immediate ends instead of hangs: stop requests, a watchdog, and one traceback.
+
+Public names: `StopRequest`, `Watchdog`, `report_fault`, `Stopped`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from spmdrl.config import EXIT_FAULT
+
+
+class StopRequest:
+    """A flag that USR1, TERM and the first Ctrl-C set; the second Ctrl-C ends at once."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    def listen(self) -> StopRequest:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal == "SIGINT":
+            os.write(2, b"second Ctrl-C: ending at once\n")
+            os._exit(130)
+        self.signal = signal.Signals(number).name
+        if number == signal.SIGINT:
+            os.write(2, b"Ctrl-C: saving a checkpoint, then stopping (again: stop at once)\n")
+
+
+class Watchdog:
+    """Ends the process when the training loop stays in one phase for too long.
+
+    The loop only writes down its phase; a thread watches the clock and keeps a heartbeat file for
+    every rank, by which the one that others wait for can be named.
+    """
+
+    def __init__(self, rank: int, size: int, folder: Path | None):
+        self._rank, self._size, self._folder = rank, size, folder
+        self._phase, self._update, self._limit = "start", 0, float("inf")
+        self._since = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> Watchdog:
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self._thread.start()
+        return self
+
+    def enter(self, phase: str, update: int, limit: float) -> None:
+        self._phase, self._update, self._limit = phase, update, limit
+        self._since = time.monotonic()
+
+    def where(self) -> str:
+        return f"update {self._update}, phase {self._phase}"
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                self._file(self._rank).unlink()
+                self._folder.rmdir()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.5):
+            self._beat()
+            waited = time.monotonic() - self._since
+            if waited > self._limit:
+                self._end(waited)
+
+    def _file(self, rank: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"rank-{rank}.json"
+
+    def _beat(self) -> None:
+        if self._folder is None:
+            return
+        beat = {"time": time.time(), "update": self._update, "phase": self._phase}
+        with contextlib.suppress(OSError):
+            temporary = self._file(self._rank).with_suffix(".tmp")
+            temporary.write_text(json.dumps(beat))
+            os.replace(temporary, self._file(self._rank))
+
+    def _end(self, waited: float) -> None:
+        print(
+            f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} has been in "
+            f"{self.where()} for {waited:.0f} s, longer than its limit of {self._limit:.0f} s. "
+            f"{self._laggard()} Raise --sync.phase-timeout-s if that is expected.",
+            file=sys.stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(EXIT_FAULT)
+
+    def _laggard(self) -> str:
+        """Who is behind, by the heartbeats: silent for long, or in the earliest phase."""
+        if self._folder is None or self._size == 1:
+            return ""
+        order = ["start", "collect", "update", "log", "save", "check"]
+        found = []
+        for rank in range(self._size):
+            try:
+                beat = json.loads(self._file(rank).read_text())
+            except (OSError, ValueError):
+                return f"Rank {rank} has left no sign of life."
+            silent = time.time() - beat["time"]
+            if silent > 3.0:
+                return (
+                    f"Rank {rank} has been silent for {silent:.0f} s, since {beat['phase']} of "
+                    f"update {beat['update']}."
+                )
+            position = order.index(beat["phase"]) if beat["phase"] in order else 0
+            found.append(((beat["update"], position), rank, beat))
+        _, rank, beat = min(found)
+        return f"Rank {rank} is furthest behind: {beat['phase']} of update {beat['update']}."
+
+
+def report_fault(rank: int, size: int, where: str, error: BaseException) -> None:
+    """The one traceback of a failed run, with who and where."""
+    print(
+        f"spmdrl: rank {rank} of {size} on {socket.gethostname()} failed in {where}:\n"
+        + "".join(traceback.format_exception(error)),
+        file=sys.stderr,
+        flush=True,
+    )
+
+

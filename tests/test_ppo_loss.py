@@ -1,0 +1,320 @@
+"""The PPO sums against hand numbers, a plain loop and rlax; reset rows must not matter at all."""
+
+import dataclasses
+import functools
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmdrl.algos.ppo import Rows, ppo_sums
+from spmdrl.config import AlgoConfig
+from spmdrl.nets.distributions import Categorical, DiagNormal
+
+EPS = 0.2
+ALGO = AlgoConfig(value_coef=0.5, entropy_coef=0.01, clip_value=True)
+
+
+@pytest.fixture(scope="module")
+def rlax():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it uses deprecated names of jax when imported
+        import rlax
+    return rlax
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Log-probability and entropy straight from the parameters, for numbers by hand."""
+
+    def log_prob(self, params, action):
+        return params[:, 0]
+
+    def entropy(self, params):
+        return params[:, 1]
+
+
+@functools.partial(jax.jit, static_argnames=("dist", "algo"))
+def sums_of(dist, dist_params, value, rows, algo=ALGO):
+    return ppo_sums(algo, dist, jnp.float32(EPS), dist_params, value, rows)
+
+
+@functools.partial(jax.jit, static_argnames=("dist", "algo"))
+def output_grads(dist, dist_params, value, rows, algo=ALGO):
+    """Of the loss with respect to the network's two outputs."""
+    loss = lambda p, v: sums_of(dist, p, v, rows, algo)[0]  # noqa: E731
+    return jax.grad(loss, argnums=(0, 1))(dist_params, value)
+
+
+def make_rows(n, **fields):
+    zeros = np.zeros(n, np.float32)
+    blank = {
+        "action": np.zeros(n, np.int32),
+        "log_prob": zeros,
+        "value": zeros,
+        "advantage": zeros,
+        "target": zeros,
+        "weight": np.ones(n, np.float32),
+    }
+    return Rows(**(blank | {k: np.asarray(v, blank[k].dtype) for k, v in fields.items()}))
+
+
+def given(ratio, entropy=0.0):
+    log_prob = np.log(np.asarray(ratio, np.float64))
+    return np.stack([log_prob, np.broadcast_to(entropy, log_prob.shape)], -1).astype(np.float32)
+
+
+def random_problem(dist, seed=0, n=40):
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    if isinstance(dist, DiagNormal):
+        params, action = draw(n, 2 * dist.dim), draw(n, dist.dim)
+    else:
+        params = draw(n, dist.num_params)
+        action = np.stack([rng.integers(k, size=n) for k in dist.nvec], -1).astype(np.int32)
+        action = action[:, 0] if dist.squeeze else action
+    old = np.asarray(dist.log_prob(params, action)) + 0.3 * draw(n)
+    value = draw(n)
+    rows = Rows(
+        action=action,
+        log_prob=old,
+        value=value + 0.3 * draw(n),
+        advantage=draw(n),
+        target=draw(n),
+        weight=(rng.random(n) < 0.8).astype(np.float32),
+    )
+    return params, value, rows
+
+
+DISTS = [Categorical((4,), squeeze=True), Categorical((3, 2), squeeze=False), DiagNormal(2)]
+DIST_IDS = ["discrete", "multi_discrete", "box"]
+each_dist = pytest.mark.parametrize("dist", DISTS, ids=DIST_IDS)
+
+
+# ---------------------------------------------------------------------------------------------
+# Hand numbers
+
+
+RATIO = [1.5, 0.5, 1.5, 0.5, 1.1]
+ADVANTAGE = [2.0, 2.0, -1.0, -1.0, 1.0]
+
+
+def test_policy_loss_by_hand():
+    # ratio 1.5, A  2: min( 3.0,  1.2 *  2) =  2.4   the ratio is clipped from above
+    # ratio 0.5, A  2: min( 1.0,  0.8 *  2) =  1.0   the worse one is free
+    # ratio 1.5, A -1: min(-1.5, -1.2)      = -1.5   the worse one is free
+    # ratio 0.5, A -1: min(-0.5, -0.8)      = -0.8   clipped from below
+    # ratio 1.1, A  1: 1.1                           inside
+    # -(2.4 + 1.0 - 1.5 - 0.8 + 1.1) = -2.2
+    _, sums = sums_of(Given(), given(RATIO), jnp.zeros(5), make_rows(5, advantage=ADVANTAGE))
+    np.testing.assert_allclose(sums["loss/policy"], -2.2, rtol=1e-6)
+
+
+def test_policy_gradient_is_zero_exactly_where_the_clip_binds():
+    # d(-ratio A)/d log_prob = -ratio A on free rows.
+    rows = make_rows(5, advantage=ADVANTAGE)
+    grad, _ = output_grads(Given(), given(RATIO), jnp.zeros(5), rows)
+    np.testing.assert_allclose(grad[:, 0], [0.0, -1.0, 1.5, 0.0, -1.1], rtol=1e-6)
+
+
+def test_kl_and_clip_fraction_by_hand():
+    # k3 = ratio - 1 - log ratio, never negative:
+    # 2 (0.5 - ln 1.5) + 2 (-0.5 + ln 2) + (0.1 - ln 1.1) = 0.580054
+    # |ratio - 1| is 0.5 four times and 0.1 once, against 0.2.
+    _, sums = sums_of(Given(), given(RATIO), jnp.zeros(5), make_rows(5, advantage=ADVANTAGE))
+    by_hand = 2 * (0.5 - math.log(1.5)) + 2 * (-0.5 + math.log(2)) + 0.1 - math.log(1.1)
+    np.testing.assert_allclose(by_hand, 0.580054, rtol=1e-5)
+    np.testing.assert_allclose(sums["ppo/approx_kl"], by_hand, rtol=1e-5)
+    assert sums["ppo/clip_frac"] == 4.0
+
+
+def test_kl_and_clip_fraction_are_zero_for_the_policy_that_acted():
+    _, sums = sums_of(Given(), given([1.0, 1.0]), jnp.zeros(2), make_rows(2))
+    assert sums["ppo/approx_kl"] == 0.0
+    assert sums["ppo/clip_frac"] == 0.0
+
+
+@pytest.mark.parametrize(("clip_value", "expected"), [(True, 4.345), (False, 3.03)])
+def test_value_loss_by_hand(clip_value, expected):
+    # Old value 1, so the bounded new one stays in [0.8, 1.2]; half of the squared error:
+    # new 1.5, target  2: free 0.25, bounded at 1.2 0.64
+    # new 1.1, target  2: free 0.81, bounded at 1.1 0.81
+    # new 0.0, target -1: free 1.00, bounded at 0.8 3.24
+    # new 3.0, target  1: free 4.00, bounded at 1.2 0.04
+    # clipped 0.5 (0.64 + 0.81 + 3.24 + 4) = 4.345; free 0.5 (0.25 + 0.81 + 1 + 4) = 3.03
+    value = jnp.float32([1.5, 1.1, 0.0, 3.0])
+    rows = make_rows(4, value=[1, 1, 1, 1], target=[2, 2, -1, 1])
+    algo = dataclasses.replace(ALGO, clip_value=clip_value)
+    _, sums = sums_of(Given(), given([1.0] * 4), value, rows, algo)
+    np.testing.assert_allclose(sums["loss/value"], expected, rtol=1e-6)
+
+
+def test_value_gradient_vanishes_where_the_bound_is_the_worse():
+    # Rows as above, times value_coef 0.5: free rows have 0.5 (value - target).
+    value = jnp.float32([1.5, 1.1, 0.0, 3.0])
+    rows = make_rows(4, value=[1, 1, 1, 1], target=[2, 2, -1, 1])
+    _, grad = output_grads(Given(), given([1.0] * 4), value, rows)
+    np.testing.assert_allclose(grad, [0.0, -0.45, 0.0, 1.0], rtol=1e-6)
+
+
+def test_loss_is_the_weighted_sum_of_its_parts():
+    # Policy -1.2 * 1, value 0.5 (0 - 2)^2 = 2, entropy 0.7: -1.2 + 0.25 * 2 - 0.1 * 0.7 = -0.77
+    algo = AlgoConfig(value_coef=0.25, entropy_coef=0.1, clip_value=False)
+    rows = make_rows(1, advantage=[1.0], target=[2.0])
+    loss, sums = sums_of(Given(), given([1.5], entropy=0.7), jnp.zeros(1), rows, algo)
+    np.testing.assert_allclose(sums["loss/entropy"], 0.7, rtol=1e-6)
+    np.testing.assert_allclose(loss, -0.77, rtol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------
+# References
+
+
+def by_loop(dist, params, value, rows, clip_value):
+    """Every row on its own, in double precision."""
+    names = ["loss/policy", "loss/value", "loss/entropy", "ppo/approx_kl", "ppo/clip_frac"]
+    out = dict.fromkeys(names, 0.0)
+    for i in range(len(value)):
+        if rows.weight[i] == 0:
+            continue
+        log_prob, entropy = row_by_hand(dist, params[i].astype(np.float64), rows.action[i])
+        log_ratio = log_prob - float(rows.log_prob[i])
+        ratio, advantage = math.exp(log_ratio), float(rows.advantage[i])
+        bounded_ratio = min(max(ratio, 1 - EPS), 1 + EPS)
+        old, new, target = (float(x[i]) for x in (rows.value, value, rows.target))
+        error = (new - target) ** 2
+        if clip_value:
+            error = max(error, (old + min(max(new - old, -EPS), EPS) - target) ** 2)
+        out["loss/policy"] -= min(ratio * advantage, bounded_ratio * advantage)
+        out["loss/value"] += error / 2
+        out["loss/entropy"] += entropy
+        out["ppo/approx_kl"] += ratio - 1 - log_ratio
+        out["ppo/clip_frac"] += abs(ratio - 1) > EPS
+    return out
+
+
+def row_by_hand(dist, params, action):
+    if isinstance(dist, DiagNormal):
+        mean, std = params[: dist.dim], np.exp(params[dist.dim :])
+        density = np.exp(-0.5 * ((action - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+        return np.log(density).sum(), (0.5 * np.log(2 * math.pi * math.e * std**2)).sum()
+    log_prob = entropy = 0.0
+    for part, chosen in zip(np.split(params, np.cumsum(dist.nvec)[:-1]), np.ravel(action)):
+        p = np.exp(part) / np.exp(part).sum()
+        log_prob, entropy = log_prob + np.log(p[chosen]), entropy - (p * np.log(p)).sum()
+    return log_prob, entropy
+
+
+@each_dist
+@pytest.mark.parametrize("clip_value", [True, False])
+def test_equals_a_plain_loop(dist, clip_value):
+    params, value, rows = random_problem(dist)
+    algo = dataclasses.replace(ALGO, clip_value=clip_value)
+    loss, sums = sums_of(dist, params, value, rows, algo)
+    reference = by_loop(dist, params, value, rows, clip_value)
+    assert 0 < reference["ppo/clip_frac"] < rows.weight.sum()
+    assert sums.keys() == reference.keys()
+    for name, number in reference.items():
+        np.testing.assert_allclose(sums[name], number, rtol=1e-4, err_msg=name)
+    total = reference["loss/policy"] + 0.5 * reference["loss/value"]
+    np.testing.assert_allclose(loss, total - 0.01 * reference["loss/entropy"], rtol=1e-4)
+
+
+def test_policy_loss_and_its_gradient_equal_rlax(rlax):
+    dist = DISTS[0]
+    params, value, rows = random_problem(dist, seed=1)
+    rows = rows.replace(weight=np.ones_like(rows.weight))
+
+    def ours(params):
+        return sums_of(dist, params, value, rows)[1]["loss/policy"] / len(value)
+
+    def theirs(params):
+        ratio = jnp.exp(dist.log_prob(params, rows.action) - rows.log_prob)
+        return rlax.clipped_surrogate_pg_loss(ratio, rows.advantage, EPS)
+
+    ours, theirs = (jax.value_and_grad(f)(params) for f in (ours, theirs))
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+    np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-8)
+
+
+# ---------------------------------------------------------------------------------------------
+# Sums over rows
+
+
+@each_dist
+def test_sums_of_a_split_add_up(dist):
+    params, value, rows = random_problem(dist, seed=2)
+    cut = lambda tree, s: jax.tree.map(lambda x: x[s], tree)  # noqa: E731
+    slices = [slice(0, 7), slice(7, 40)]
+    parts = [sums_of(dist, *cut((params, value, rows), s)) for s in slices]
+    whole = sums_of(dist, params, value, rows)
+    added = jax.tree.map(lambda *x: sum(x), *parts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), added, whole)
+    grads = [output_grads(dist, *cut((params, value, rows), s)) for s in slices]
+    together = output_grads(dist, params, value, rows)
+    for pieces, all_of_it in zip(zip(*grads, strict=True), together, strict=True):
+        np.testing.assert_allclose(np.concatenate(pieces), all_of_it, rtol=1e-5, atol=1e-7)
+
+
+RESET = np.array([1, 4, 5])
+
+
+def with_resets(dist):
+    params, value, rows = random_problem(dist, seed=3, n=8)
+    weight = np.ones(8, np.float32)
+    weight[RESET] = 0.0
+    return params, value, rows.replace(weight=weight)
+
+
+def assert_resets_do_not_matter(dist, params, value, rows):
+    keep = np.setdiff1d(np.arange(8), RESET)
+    kept = jax.tree.map(lambda x: x[keep], (params, value, rows))
+    loss, sums = sums_of(dist, params, value, rows)
+    reference_loss, reference = sums_of(dist, *kept)
+    np.testing.assert_allclose(loss, reference_loss, rtol=1e-5)
+    for name in reference:
+        np.testing.assert_allclose(sums[name], reference[name], rtol=1e-5, err_msg=name)
+    for grad, expected in zip(
+        output_grads(dist, params, value, rows), output_grads(dist, *kept), strict=True
+    ):
+        np.testing.assert_array_equal(grad[RESET], np.zeros_like(grad[RESET]))
+        np.testing.assert_allclose(grad[keep], expected, rtol=1e-6)
+
+
+@each_dist
+def test_reset_rows_weigh_nothing(dist):
+    assert_resets_do_not_matter(dist, *with_resets(dist))
+
+
+def poison(x):
+    x = np.array(x)
+    x[RESET] = np.reshape([np.inf, -np.inf, np.nan], (3,) + (1,) * (x.ndim - 1))
+    return x
+
+
+@each_dist
+@pytest.mark.parametrize("field", ["log_prob", "value", "advantage", "target"])
+def test_reset_rows_weigh_nothing_whatever_the_rollout_holds(dist, field):
+    params, value, rows = with_resets(dist)
+    rows = rows.replace(**{field: poison(getattr(rows, field))})
+    assert_resets_do_not_matter(dist, params, value, rows)
+
+
+def test_reset_rows_weigh_nothing_whatever_their_action():
+    dist = DiagNormal(2)
+    params, value, rows = with_resets(dist)
+    assert_resets_do_not_matter(dist, params, value, rows.replace(action=poison(rows.action)))
+
+
+@each_dist
+@pytest.mark.parametrize("output", ["dist_params", "value"])
+def test_reset_rows_weigh_nothing_whatever_the_network_says(dist, output):
+    params, value, rows = with_resets(dist)
+    if output == "dist_params":
+        params = poison(params)
+    else:
+        value = poison(value)
+    assert_resets_do_not_matter(dist, params, value, rows)
