@@ -161,8 +161,10 @@ class Checkpointer:
 
     def steps(self) -> list[int]:
         """Updates after which a checkpoint exists, oldest first."""
-        found = self.folder.glob(f"{PREFIX}*") if self.folder.is_dir() else []
-        return sorted(int(p.name.removeprefix(PREFIX)) for p in found if p.name[-1].isdigit())
+        if not self.folder.is_dir():
+            return []
+        names = [p.name.removeprefix(PREFIX) for p in self.folder.glob(f"{PREFIX}*")]
+        return sorted(int(name) for name in names if name.isdigit())
 
     def path(self, step: int) -> Path:
         return self.folder / f"{PREFIX}{step:08d}"
@@ -188,7 +190,7 @@ class Checkpointer:
             except CheckpointError as error:
                 aside = self._set_aside(step)
                 warn(f"checkpoint of update {step} is damaged ({error}); set aside as {aside}")
-        if steps or list(self.folder.glob(f"{DAMAGED}*")):
+        if steps or any(self.folder.glob(f"{DAMAGED}*")):
             raise CheckpointError(
                 f"no intact checkpoint is left in {self.folder}; to begin anew use --restart"
             )

@@ -2,7 +2,8 @@
 
 A config file is Python that defines `config = Config(...)` or `get_config()`; every field can be
 overridden on the command line by its name. Nothing here imports jax, so bad input is answered at
-once. Public names: `Config` and its parts, `load`, `validate`, `ConfigError`, `to_json`, `from_json`.
+once. Public names: `Config` and its parts, `load`, `validate`, `check_extras`, `ConfigError`,
+`to_json`, `from_json`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import importlib.util
+import itertools
 import json
+import re
 import runpy
 import sys
 import traceback
+import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -229,8 +234,10 @@ def load(argv: Sequence[str]) -> Config:
         default = dataclasses.replace(default, name=Path(path).stem)
     if path is None and not _asks_for_help(flags):
         raise ConfigError(
-            "no config file given; for example: python -m spmdrl.train configs/cartpole.py"
+            "the first argument must be a config file; for example: "
+            "python -m spmdrl.train configs/cartpole.py"
         )
+    _check_flags(flags)
     import tyro  # not needed by those who only read a saved config
 
     prog = f"python -m spmdrl.train {path or 'CONFIG.py'}"
@@ -247,28 +254,60 @@ def _asks_for_help(flags: Sequence[str]) -> bool:
     return "-h" in flags or "--help" in flags
 
 
+def _check_flags(flags: Sequence[str]) -> None:
+    """Two mistakes for which tyro names no remedy: a right name in the wrong part of the config,
+    and a value after a yes-or-no field."""
+    types_of = _field_types(Config)
+    words = [part for flag in flags for part in flag.split("=", 1)]
+    for flag, value in itertools.pairwise([*words, "--"]):
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or name.startswith("env.options"):
+            continue
+        elsewhere = [k for k in types_of if k.rpartition(".")[2] == name.rpartition(".")[2]]
+        if name not in types_of and elsewhere:
+            choices = " or ".join("--" + k.replace("_", "-") for k in elsewhere)
+            raise ConfigError(f"there is no field {flag}; did you mean {choices}?")
+        if types_of.get(name) is bool and not value.startswith("-"):
+            part, dot, last = flag.removeprefix("--").rpartition(".")
+            raise ConfigError(
+                f"{name} takes no value, but {value!r} follows it; write {flag} for yes and "
+                f"--{part}{dot}no-{last} for no"
+            )
+
+
 def _execute(path: str) -> Config:
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"config file {path} does not exist{_similar_file(file)}")
+        what = "is not a file" if file.exists() else "does not exist"
+        raise ConfigError(f"config file {path} {what}{_similar_file(file)}")
     sys.path.insert(0, str(file.resolve().parent))  # a variant imports its base by name
     try:
         names = runpy.run_path(path)
+        config = names["get_config"]() if "get_config" in names else names.get("config")
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            f"config file {path} failed: {type(error).__name__}: {error} "
-            f"({where.filename}, line {where.lineno})"
-        ) from error
+        raise ConfigError(f"config file {path} failed: {_explain(error, file)}") from error
     finally:
         sys.path.pop(0)
-    config = names["get_config"]() if "get_config" in names else names.get("config")
     if not isinstance(config, Config):
         raise ConfigError(
             f"config file {path} must define `config = Config(...)` or `get_config()` that "
             f"returns one; found {type(config).__name__}"
         )
+    _check_types(config)
     return config
+
+
+def _explain(error: Exception, file: Path) -> str:
+    """Type, text and line of the config file, and the field that a wrong name resembles."""
+    text = f"{type(error).__name__}: {error}"
+    folder = str(file.resolve().parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f for f in frames if str(Path(f.filename).resolve().parent) == folder]
+    if lines and not isinstance(error, SyntaxError):  # which says its line itself
+        text += f" ({lines[-1].filename}, line {lines[-1].lineno})"
+    wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    known = {name.rpartition(".")[2] for name in _field_types(Config)}
+    return text + (suggest(wrong[1], known) if wrong else "")
 
 
 def _similar_file(file: Path) -> str:
@@ -322,6 +361,17 @@ def flatten(config: Config) -> dict[str, Any]:
     return flat
 
 
+def _field_types(cls: Any) -> dict[str, Any]:
+    """{"env.id": str, ...}: the type of every field by its command-line name."""
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            found |= {f"{name}.{key}": inner for key, inner in _field_types(hint).items()}
+        else:
+            found[name] = hint
+    return found
+
+
 def suggest(name: str, known: typing.Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"; did you mean {close[0]}?" if close else ""
@@ -333,8 +383,55 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
 
 def validate(config: Config, size: int = 1, devices: int = 1) -> None:
     """Raise ConfigError for values that cannot work on `size` ranks of `devices` devices."""
+    _check_types(config)
     _check_ranges(config)
     _check_sizes(config, size, devices)
+
+
+def check_extras(config: Config) -> None:
+    """Raise ConfigError where the config asks for an optional package that is not installed."""
+    wanted = {
+        "log.tensorboard": ("tensorboardX", "tb", config.log.tensorboard),
+        "log.wandb": ("wandb", "wandb", config.log.wandb),
+    }
+    for name, (package, extra, asked) in wanted.items():
+        if asked and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"{name} needs the package {package}, which is not installed; install it with "
+                f"uv sync --extra {extra} or pip install '.[{extra}]'"
+            )
+
+
+def _check_types(part: Any, prefix: str = "") -> None:
+    """The command line is checked by tyro; a config file can assign anything."""
+    for name, hint in typing.get_type_hints(type(part)).items():
+        value = getattr(part, name)
+        if not _fits(value, hint):
+            choices = [str(c) for c in typing.get_args(hint) if typing.get_origin(hint) is Literal]
+            rule = f"one of {', '.join(choices)}" if choices else _type_name(hint)
+            close = suggest(str(value), choices) if choices else ""
+            raise ConfigError(f"{prefix}{name} is {value!r}, but must be {rule}{close}")
+        if dataclasses.is_dataclass(hint):
+            _check_types(value, f"{prefix}{name}.")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, arg) for arg in args)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, args[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, args[1]) for item in value.values())
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _type_name(hint: Any) -> str:
+    return str(hint) if typing.get_args(hint) else hint.__name__
 
 
 def _check_ranges(config: Config) -> None:
@@ -346,7 +443,8 @@ def _check_ranges(config: Config) -> None:
     at_least_1 = [
         "total_steps", "nprocs", "env.num_envs", "algo.num_steps", "algo.epochs",
         "algo.minibatches", "sync.shards", "sync.check_every", "sync.max_skips", "log.every",
-        "log.window", "checkpoint.keep", "checkpoint.renew_every", "eval.episodes", "eval.num_envs", "eval.max_steps",
+        "log.window", "checkpoint.keep", "checkpoint.renew_every", "eval.episodes",
+        "eval.num_envs", "eval.max_steps",
     ]  # fmt: skip
     for name in at_least_1:
         need(name, flat[name] >= 1, "at least 1")
@@ -366,6 +464,7 @@ def _check_ranges(config: Config) -> None:
         need(name, 0.0 <= flat[name] < float("inf"), "0 or more and finite")
     for name in ["seed", "eval.seed"]:
         need(name, 0 <= flat[name] < 2**31, "from 0 to 2147483647")
+    need("net.log_std_init", abs(config.net.log_std_init) < float("inf"), "finite")
     need("net.hidden", all(width >= 1 for width in config.net.hidden), "widths of at least 1")
     need("algo.target_kl", config.algo.target_kl is None or config.algo.target_kl > 0, "above 0")
 

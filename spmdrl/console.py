@@ -5,6 +5,7 @@ Public names: `Console`, `make_console`.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spmdrl.config import Config
+from spmdrl.launch import TERMINAL_MARK, detect
 
 SPARK = "▁▂▃▄▅▆▇█"
 PARTS = ("env", "inference", "collect", "update", "comm", "wait", "other")
@@ -25,9 +27,17 @@ class Console(Protocol):
 
 def make_console(config: Config, run_dir: Path) -> Console:
     wanted = config.log.panel
-    if wanted == "on" or (wanted == "auto" and sys.stdout.isatty()):
+    if wanted == "on" or (wanted == "auto" and on_terminal()):
         return Panel(config, run_dir)
     return Lines(config)
+
+
+def on_terminal() -> bool:
+    """Whether a person watches; mpirun gives its ranks a terminal even when nobody does."""
+    told = os.environ.get(TERMINAL_MARK)
+    if told is not None:
+        return told == "1"
+    return sys.stdout.isatty() and detect().size == 1
 
 
 def closing_words(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
@@ -137,7 +147,10 @@ class Panel:
         grid.add_row(
             "return", f"[bold green]{number(row['episode/return_mean'])}[/]{best}  {self._spark()}"
         )
-        grid.add_row("episodes", f"{row['episode/count']:,}, length {number(row['episode/length_mean'], '.0f')}")
+        grid.add_row(
+            "episodes",
+            f"{row['episode/count']:,}, length {number(row['episode/length_mean'], '.0f')}",
+        )
         grid.add_row("speed", f"{row['perf/sps']:,.0f} steps/s")
         grid.add_row("time", _time_bar(row))
         grid.add_row(

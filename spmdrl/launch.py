@@ -6,16 +6,21 @@ MPI. Public names: `Topology`, `detect`, `spawn`, `prepare_process`, `LaunchErro
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from spmdrl.config import ConfigError
 
 CHILD_MARK = "SPMDRL_NPROCS"  # set for the ranks that --nprocs started
+TERMINAL_MARK = "SPMDRL_TERMINAL"  # and whether their output goes to a terminal
 
 
 class LaunchError(RuntimeError):
@@ -107,10 +112,16 @@ def prepare_process(topology: Topology, devices: int) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if devices > 1 and "host_platform_device_count" not in flags:
         flags += f" --xla_force_host_platform_device_count={devices}"
-    if topology.local_size > 1 and "multi_thread_eigen" not in flags and threads_per_rank(topology) == 1:
+    if (
+        topology.local_size > 1
+        and "multi_thread_eigen" not in flags
+        and threads_per_rank(topology) == 1
+    ):
         flags += " --xla_cpu_multi_thread_eigen=false"
     os.environ["XLA_FLAGS"] = flags.strip()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # OpenBLAS, which initialises the networks, would spin on all cores at once for every rank.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _own_gpus(topology, devices)
 
 
@@ -130,22 +141,49 @@ def _own_gpus(topology: Topology, devices: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
 
 
-def spawn(nprocs: int, module: str, argv: Sequence[str]) -> None:
-    """Become `mpirun -np nprocs python -m module argv`; does not return."""
-    mpirun = find_mpirun()
-    command = [mpirun, "-np", str(nprocs)]
+def spawn(nprocs: int, module: str, argv: Sequence[str]) -> int:
+    """Run `mpirun -np nprocs python -m module argv` and hand signals on; its exit code.
+
+    mpirun kills its ranks 0.2 s after a TERM or Ctrl-C, too soon for a checkpoint, but passes USR1
+    on. So it gets a session of its own, which Ctrl-C does not reach, and every request to stop
+    becomes a USR1; the second Ctrl-C ends it.
+    """
     if os.environ.get(CHILD_MARK):
         raise ConfigError("--nprocs inside of a run that --nprocs started")
+    command = [*mpirun_command(nprocs), sys.executable, "-m", module, *argv]
+    terminal = "1" if sys.stdout.isatty() else "0"
+    environment = os.environ | {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal}
+    child = subprocess.Popen(
+        command, env=environment, start_new_session=True, preexec_fn=_end_with_parent
+    )
+    interrupts = 0
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        if interrupts == 1 and number == signal.SIGINT:
+            os.write(2, b"Ctrl-C: saving a checkpoint, then stopping (again: stop at once)\n")
+        child.send_signal(signal.SIGTERM if interrupts > 1 else signal.SIGUSR1)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, hand_on)
+    code = child.wait()
+    return 128 - code if code < 0 else code
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end mpirun, and with it the ranks, should this process be killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def mpirun_command(nprocs: int) -> list[str]:
+    """mpirun with a binding that keeps the ranks out of each other's way."""
+    command = [find_mpirun(), "-np", str(nprocs)]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
     if nprocs > cores():
-        command += ["--oversubscribe", "--bind-to", "none"]
-    else:
-        command += ["--map-by", f"slot:PE={cores() // nprocs}", "--bind-to", "core"]
-    command += ["-x", CHILD_MARK, sys.executable, "-m", module, *argv]
-    os.environ[CHILD_MARK] = str(nprocs)
-    sys.stdout.flush()
-    os.execv(mpirun, command)
+        return [*command, "--oversubscribe", "--bind-to", "none"]
+    return [*command, "--map-by", f"slot:PE={cores() // nprocs}", "--bind-to", "core"]
 
 
 def find_mpirun() -> str:

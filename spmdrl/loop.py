@@ -6,14 +6,17 @@ Public names: `train`, `Stopped`.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from spmdrl.config import Config, ConfigError
+from spmdrl.config import Config
+from spmdrl.gather import gathered
 from spmdrl.launch import Topology, threads_per_rank
-from spmdrl.mesh import local_devices, make_mesh, replicate
+from spmdrl.mesh import global_devices, local_devices, make_mesh, replicate
 from spmdrl.metrics import EpisodeStats, Every, NullLogger, Row, Timer
 from spmdrl.nets import make_policy
 from spmdrl.resume import Saver
@@ -21,7 +24,7 @@ from spmdrl.rollout import Collector, Episodes
 from spmdrl.rundir import RunDir
 from spmdrl.safety import StopRequest, Watchdog
 from spmdrl.shards import split_ids
-from spmdrl.sync import NotFinite, assert_in_sync, make_grad_sync
+from spmdrl.sync import CommMeter, NotFinite, assert_in_sync, broadcast_tree, make_grad_sync
 from spmdrl.update import init_train_state, make_update, params_sha256
 from spmdrl.world import World
 
@@ -42,31 +45,41 @@ def train(
     """Train to the end; the summary of the run."""
     started, limits = time.perf_counter(), config.sync
     watchdog.enter("start", 0, limits.start_timeout_s)
-    mesh = make_mesh(local_devices(config.devices))
-    sync = make_grad_sync(config.sync, world, mesh.size)
+    mesh = run_mesh(config)
+    devices = len(mesh.local_devices)
+    sync = make_grad_sync(config.sync, world, devices)
     shards = config.sync.shards // sync.places if config.sync.deterministic else 1
     ids = split_ids(config.env.num_envs, world.size)[world.rank]
     collector = Collector(
-        config, lambda spec: make_policy(config, spec), mesh, ids, threads_of(config, topology), shards
+        config, partial(make_policy, config), mesh, ids, threads_of(config, topology), shards
     )
     update = make_update(config, collector.policy, sync, mesh)
-    init_key, act_key, update_key = jax.random.split(jax.random.key(config.seed), 3)
-    state = init_train_state(config, collector.policy, collector.spec, init_key)
+    if config.sync.strategy == "gather":
+        update = gathered(update, world, mesh)
+    init_key, act_key, update_key = jax.random.split(jax.random.PRNGKey(config.seed), 3)
+    first_obs = np.asarray(collector.actors[0].state.obs)[0]
+    state = init_train_state(config, collector.policy, collector.spec, init_key, first_obs)
+    state = broadcast_tree(world, state)
     stats = EpisodeStats(config.log.window)
     saver = Saver(config, world, mesh, run.path, logger)
     state = saver.restore(replicate(state, mesh), collector, stats)
-    guard = NotFinite(config.sync, world, mesh.size)
+    guard = NotFinite(config.sync, devices)
 
     first, last = int(state.step), config.num_updates
     should_log, should_save = Every(config.log.every, last), Every(config.checkpoint.every, last)
-    should_check, should_renew = (Every(n, 0) for n in (limits.check_every, config.checkpoint.renew_every))
-    timer, rate = Timer(), Rate(config, first)
+    should_check, should_renew = (
+        Every(n, 0) for n in (limits.check_every, config.checkpoint.renew_every)
+    )
+    timer, rate, comm = Timer(), Rate(config, first), CommMeter(config, world, state.params)
     for step in range(first, last):
         limit = limits.start_timeout_s if step == first else limits.phase_timeout_s
         watchdog.enter("collect", step, limit)
         with timer("collect"):
             key = replicate(jax.random.fold_in(act_key, step), mesh)
             rollout, episodes = collector.collect(state, key)
+        watchdog.enter("wait", step, limit)
+        with timer("wait"):
+            world.barrier()
         watchdog.enter("update", step, limit)
         with timer("update"):
             key = replicate(jax.random.fold_in(update_key, step), mesh)
@@ -74,12 +87,17 @@ def train(
             metrics = jax.device_get(metrics)
         guard.check(metrics.pop("bad_places"), step)
         stats.add(*gather_episodes(world, episodes))
+        comm.tick(step)
         if should_log(step):
             timer.add(collector.watch.read())
-            logger.write(make_row(step + 1, metrics, stats, timer, rate))
+            seconds, total = timer.read()
+            row = rate.row(step + 1, total) | stats.row() | plain(metrics)
+            row |= time_row(seconds, total)
+            row.update(comm.row(seconds["collect"]))
+            logger.write(row)
         if should_check(step):
             watchdog.enter("check", step, limit)
-            assert_in_sync(state, world, mesh)
+            assert_in_sync(limits, state, world, mesh)
         if should_renew(step):
             collector.renew(generation=(step + 1) // config.checkpoint.renew_every)
             saver.forget_actions()
@@ -92,7 +110,14 @@ def train(
             raise Stopped(f"stopped on request after update {step + 1} of {last}")
     collector.close()
     wall = time.perf_counter() - started
-    return summarize(config, world, mesh.size, state, stats, wall, rate)
+    return summarize(config, world, devices, state, stats, wall)
+
+
+def run_mesh(config: Config) -> Mesh:
+    """This rank's devices; with strategy jax, those of all ranks."""
+    if config.sync.strategy == "jax":
+        return make_mesh(global_devices(config.devices))
+    return make_mesh(local_devices(config.devices))
 
 
 def threads_of(config: Config, topology: Topology) -> int:
@@ -116,15 +141,16 @@ class Rate:
 
     def __init__(self, config: Config, first: int):
         self._config, self._update = config, first
-        self._smooth: float | None = None
+        self._smooth = 0.0
+        self._intervals = 0
 
     def row(self, update: int, seconds: float) -> Row:
         steps = (update - self._update) * self._config.batch_size
         self._update = update
         sps = steps / max(seconds, 1e-9)
+        self._intervals += 1
         # The first interval holds the compilation; it would spoil the estimate for long.
-        first_interval = self._smooth is None
-        self._smooth = sps if first_interval or self._smooth is None else 0.9 * self._smooth + 0.1 * sps
+        self._smooth = sps if self._intervals <= 2 else 0.9 * self._smooth + 0.1 * sps
         left = (self._config.num_updates - update) * self._config.batch_size
         return {
             "progress/update": update,
@@ -134,18 +160,20 @@ class Rate:
         }
 
 
-def make_row(step: int, metrics: dict[str, Any], stats: EpisodeStats, timer: Timer, rate: Rate) -> Row:
-    seconds, total = timer.read()
-    parts = ("collect", "update", "save")
-    other = max(0.0, total - sum(seconds.get(name, 0.0) for name in parts))
-    row = rate.row(step, total)
-    row |= stats.row()
-    row |= {name: float(value) for name, value in sorted(metrics.items())}
-    return row | {f"time/{k}": v for k, v in sorted(seconds.items())} | {"time/other": other}
+def plain(metrics: dict[str, Any]) -> Row:
+    return {name: float(value) for name, value in sorted(metrics.items())}
+
+
+def time_row(seconds: dict[str, float], total: float) -> Row:
+    """Seconds of each phase; env and inference are parts of collect."""
+    phases = ("collect", "wait", "update", "save")
+    other = max(0.0, total - sum(seconds.get(name, 0.0) for name in phases))
+    row: Row = {f"time/{k}": v for k, v in sorted(seconds.items())}
+    return row | {"time/other": other}
 
 
 def summarize(
-    config: Config, world: World, devices: int, state: Any, stats: EpisodeStats, wall: float, rate: Rate
+    config: Config, world: World, devices: int, state: Any, stats: EpisodeStats, wall: float
 ) -> dict[str, Any]:
     steps = config.num_updates * config.batch_size
     return {

@@ -1,7 +1,8 @@
 """Placement on local devices; owns the name of the mesh axis.
 
 Environments are split over the devices by id, everything else is on all of them.
-Public names: `AXIS`, `make_mesh`, `replicate`, `split_envs`, `join_envs`, `on_device`.
+Public names: `AXIS`, `make_mesh`, `local_devices`, `global_devices`, `replicate`, `on_device`,
+`join`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ def local_devices(count: int) -> list[jax.Device]:
             f"that jax finds here; nearest: {len(available)}"
         )
     return available[:count]
+
+
+def global_devices(count: int) -> list[jax.Device]:
+    """`count` devices of every process, in order of rank."""
+    mine = len(local_devices(count))
+    of_process: dict[int, list[jax.Device]] = {}
+    for device in jax.devices():
+        of_process.setdefault(device.process_index, []).append(device)
+    return [device for rank in sorted(of_process) for device in of_process[rank][:mine]]
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:

@@ -111,6 +111,7 @@ class NullLogger:
     def info(self, text: str) -> None: ...
     def warning(self, text: str) -> None: ...
     def write(self, row: Row) -> None: ...
+    def rewind(self, update: int) -> None: ...
     def close(self, summary: Mapping[str, Any] | None = None) -> None: ...
 
 
@@ -142,6 +143,16 @@ class Logger(NullLogger):
             writer.write(row)
         self._console.show(row)
 
+    def rewind(self, update: int) -> None:
+        """Forget the rows after `update`: a resumed run writes them again."""
+        path = self._dir / "metrics.jsonl"
+        self._metrics.close()
+        kept = [row for row in _whole_lines(path) if json.loads(row)["progress/update"] <= update]
+        temporary = path.with_name(".metrics.jsonl.tmp")
+        temporary.write_text("".join(kept))
+        os.replace(temporary, path)
+        self._metrics = path.open("a", buffering=1)
+
     def close(self, summary: Mapping[str, Any] | None = None) -> None:
         if summary is not None:
             write_json(self._dir / "summary.json", summary)
@@ -150,6 +161,12 @@ class Logger(NullLogger):
         self._console.close(summary)
         self._metrics.close()
         self._log.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines that were written to their end; a kill may have cut the last one."""
+    lines = path.read_text().splitlines(keepends=True)
+    return [line for line in lines if line.endswith("}\n")]
 
 
 def _finite(row: Row) -> Row:

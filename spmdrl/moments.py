@@ -7,6 +7,8 @@ little is lost to cancellation. Public names: `init, power_sums, merge, variance
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
@@ -15,15 +17,16 @@ from spmdrl.types import Moments
 PowerSums = tuple[Array, Array, Array]  # count, sum of (x - shift), sum of (x - shift)^2
 
 
-def init(shape: tuple[int, ...]) -> Moments:
+def init(shape: tuple[int, ...], shift: Any = None) -> Moments:
+    """Nothing seen; `shift` is a guess of the mean, which only makes the first sums smaller."""
     # Three arrays of their own: the train state is donated, and one buffer cannot be given twice.
     count, mean, m2 = (jnp.zeros(s, jnp.float32) for s in ((), shape, shape))
+    if shift is not None:
+        mean = jnp.array(shift, jnp.float32)
     return Moments(count=count, mean=mean, m2=m2)
 
 
-def power_sums(
-    known: Moments, x: Shaped[Array, "T B ..."], valid: Bool[Array, "T B"]
-) -> PowerSums:
+def power_sums(known: Moments, x: Shaped[Array, "T B ..."], valid: Bool[Array, "T B"]) -> PowerSums:
     """Sums over the valid rows; those of disjoint sets of rows may be added."""
     weight = valid.astype(jnp.float32).reshape(valid.shape + (1,) * (x.ndim - valid.ndim))
     shifted = jnp.where(weight > 0, x.astype(jnp.float32) - known.mean, 0.0)
@@ -44,7 +47,7 @@ def merge(known: Moments, sums: PowerSums) -> Moments:
     )
 
 
-def variance(known: Moments) -> Float[Array, "..."]:
+def variance(known: Moments) -> Float[Array, ...]:
     """Population variance; 1 before anything was seen."""
     seen = known.count > 0
     return jnp.where(seen, known.m2 / jnp.maximum(known.count, 1.0), 1.0)
@@ -53,5 +56,6 @@ def variance(known: Moments) -> Float[Array, "..."]:
 def normalize(
     known: Moments, x: Shaped[Array, "*rows ..."], clip: float
 ) -> Float[Array, "*rows ..."]:
-    scaled = (x.astype(jnp.float32) - known.mean) / jnp.sqrt(variance(known) + 1e-8)
+    mean = jnp.where(known.count > 0, known.mean, 0.0)  # a guess is not yet a mean
+    scaled = (x.astype(jnp.float32) - mean) / jnp.sqrt(variance(known) + 1e-8)
     return jnp.clip(scaled, -clip, clip)

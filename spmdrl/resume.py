@@ -109,6 +109,7 @@ class Saver:
         if self._world.is_root:
             snapshot = self._checkpointer.restore(self._logger.warning, self._check_segments)
         meta = self._world.broadcast_json(snapshot.meta if snapshot else None)
+        self._logger.rewind(0 if meta is None else meta["step"])
         if meta is None:
             return state
         state = self._restore_learner(state, snapshot, meta["step"])
@@ -120,7 +121,9 @@ class Saver:
         )
         return state
 
-    def _restore_learner(self, state: TrainState, snapshot: Snapshot | None, step: int) -> TrainState:
+    def _restore_learner(
+        self, state: TrainState, snapshot: Snapshot | None, step: int
+    ) -> TrainState:
         template = jax.device_get(on_device(state, self._mesh.local_devices[0]))
         model = {"params": template.params, "obs_moments": template.obs_moments}
         rest = {"opt_state": template.opt_state, "reward_moments": template.reward_moments}

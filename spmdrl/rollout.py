@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from spmdrl.checkpoint import CheckpointError, from_named, to_named
 from spmdrl.config import Config
@@ -27,24 +27,22 @@ from spmdrl.envs.base import EnvBatch
 from spmdrl.mesh import join, on_device
 from spmdrl.nets.policy import Policy, variables_of
 from spmdrl.shards import in_shards, rollout_specs, split_ids
-from spmdrl.types import Carry, EnvSpec, Rollout, TimeStep, TrainState
+from spmdrl.types import Array, Carry, EnvSpec, Rollout, TimeStep, TrainState
 
 
-@struct.dataclass
-class ActorState:
+class ActorState(struct.PyTreeNode):
     """Where B environments are between two rollouts."""
 
     obs: Array
-    first: Bool[Array, "B"]  # obs starts an episode
-    resetting: Bool[Array, "B"]  # the next step is the automatic reset
+    first: Bool[Array, B]  # obs starts an episode
+    resetting: Bool[Array, B]  # the next step is the automatic reset
     carry: Carry
-    discounted_return: Float[Array, "B"]  # of the transformed rewards, for their normaliser
-    episode_return: Float[Array, "B"]  # raw
-    episode_length: Int[Array, "B"]
+    discounted_return: Float[Array, B]  # of the transformed rewards, for their normaliser
+    episode_return: Float[Array, B]  # raw
+    episode_length: Int[Array, B]
 
 
-@struct.dataclass
-class Steps:
+class Steps(struct.PyTreeNode):
     """T time-major rows as they come out of the stepping, before anything is derived."""
 
     obs: Array
@@ -92,7 +90,13 @@ def draw_noise(policy: Policy, key: Array, env_ids: Array, num_steps: int) -> Ar
 
 
 def act(
-    policy: Policy, shards: int, variables: Any, carry: Carry, obs: Array, first: Array, noise: Array
+    policy: Policy,
+    shards: int,
+    variables: Any,
+    carry: Carry,
+    obs: Array,
+    first: Array,
+    noise: Array,
 ) -> tuple[Carry, Array, Array, Array]:
     """`(carry, action, log_prob, value)` of one step."""
 
@@ -285,7 +289,8 @@ class LoopActor:
     def receive(self, t: int, num_steps: int) -> None:
         """Wait for the simulation and keep the row."""
         answer = self.env.recv()
-        row = make_row(self.state, *self._decision, answer)
+        action, log_prob, value = self._decision
+        row = make_row(self.state, action, log_prob, value, answer)
         if self._rows is None:
             self._rows = jax.tree.map(
                 lambda x: np.empty((num_steps, *x.shape), np.asarray(x).dtype), row
@@ -343,7 +348,7 @@ class Collector:
         self._blocks = [ids[p.start : p.stop] for p in split_ids(len(ids), len(self._devices))]
         self._actions: list[np.ndarray] = []
         self.watch = Stopwatch()
-        self.actors: list[ScanActor | LoopActor] = []
+        self.actors: list[Any] = []  # all ScanActor or all LoopActor
         self.renew(generation=0)
 
     def renew(self, generation: int) -> None:
@@ -422,7 +427,10 @@ class Collector:
     def take_actions(self) -> np.ndarray:
         """`[B, steps, ...]` actions since the last call, or since the environments were made."""
         taken, self._actions = self._actions, []
-        return np.concatenate(taken, axis=1)
+        if not taken:
+            return np.empty((sum(map(len, self._blocks)), 0), np.uint8)
+        # In C order: safetensors writes the memory as it lies.
+        return np.ascontiguousarray(np.concatenate(taken, axis=1))
 
     def _remember(self, parts: Sequence[np.ndarray]) -> None:
         if self._config.checkpoint.envs == "fresh":

@@ -1,6 +1,6 @@
 """The run directory: made on rank 0, explains itself, and is found again on resume.
 
-Public names: `RunDir`, `open_run`, `newest_run_config`.
+Public names: `RunDir`, `open_run`, `check_run_dir`, `read_run`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from pathlib import Path
 
 from spmdrl.config import Config, ConfigError, flatten, from_json, to_json
 
-PACKAGES = ("spmdrl", "jax", "jaxlib", "flax", "optax", "envpool", "gymnasium", "numpy", "mpi4py", "mpi4jax")
+PACKAGES = (
+    "spmdrl", "jax", "jaxlib", "flax", "optax",
+    "envpool", "gymnasium", "numpy", "mpi4py", "mpi4jax",
+)  # fmt: skip
 
 # What may differ between a run and its resumption: it changes how long, how fast or how loud the
 # run is, never what it learns next. All of `log.`, `checkpoint.` and `eval.` may too.
@@ -27,6 +30,8 @@ FREE = {
 }  # fmt: skip
 FREE_PARTS = ("log.", "checkpoint.", "eval.")
 FIXED = {"checkpoint.renew_every"}
+# What a run leaves that was killed while it made its directory.
+UNFINISHED = {"versions.json", ".versions.json.tmp", ".config.json.tmp"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class RunDir:
 
 def open_run(config: Config) -> RunDir:
     """Create the run directory, or open the one that is there. Rank 0 only."""
+    check_run_dir(config)
     path = Path(config.run_dir) if config.run_dir else _new_path(config)
     if config.restart and path.exists():
         _move_aside(path)
@@ -45,8 +51,6 @@ def open_run(config: Config) -> RunDir:
         return _reopen(path, config)
     run_id = path.name if not config.run_dir else f"{path.name}-{secrets.token_hex(2)}"
     try:
-        if path.exists() and any(path.iterdir()):
-            raise ConfigError(f"run_dir {path} exists, is not empty and holds no run of spmdrl")
         path.mkdir(parents=True, exist_ok=True)
         probe = path / ".writable"
         probe.touch()
@@ -57,6 +61,46 @@ def open_run(config: Config) -> RunDir:
         ) from error
     _write_config(path, config, run_id)
     return RunDir(path, run_id, resumed=False)
+
+
+def check_run_dir(config: Config) -> None:
+    """Raise ConfigError for a run directory that `open_run` would refuse; changes nothing."""
+    path = Path(config.run_dir or "runs")
+    _check_writable(path)
+    if config.run_dir is None or not path.exists():
+        return
+    if not (path / "config.json").exists():
+        if any(file.name not in UNFINISHED for file in path.iterdir()):
+            raise ConfigError(
+                f"run_dir {path} exists, is not empty and holds no run of spmdrl; "
+                "choose another with --run-dir"
+            )
+    elif not config.restart:
+        _check_same_run(path, config)
+
+
+def _check_writable(path: Path) -> None:
+    existing = path.absolute()
+    while not os.path.lexists(existing) and existing != existing.parent:
+        existing = existing.parent
+    reason = ""
+    if not existing.is_dir():
+        reason = f"{existing} is not a directory"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        reason = f"no permission to write in {existing}"
+    if reason:
+        raise ConfigError(
+            f"run_dir {path} cannot be written: {reason}; choose another with --run-dir"
+        )
+
+
+def _check_same_run(path: Path, config: Config) -> None:
+    changes = forbidden_changes(read_run(path), config)
+    if changes:
+        raise ConfigError(
+            f"run_dir {path} holds a run with another config: {'; '.join(changes)}. Use another "
+            "--run-dir, or --restart to move the old run aside and begin anew"
+        )
 
 
 def _new_path(config: Config) -> Path:
@@ -72,8 +116,15 @@ def _move_aside(path: Path) -> None:
 
 def _write_config(path: Path, config: Config, run_id: str) -> None:
     resolved = replace(config, run_dir=str(path), restart=False)
-    (path / "config.json").write_text(to_json(resolved) + "\n")
-    (path / "versions.json").write_text(json.dumps(versions() | {"run_id": run_id}, indent=2) + "\n")
+    # config.json makes it a run, so it comes last: a kill in between leaves no half of one.
+    _replace(path / "versions.json", json.dumps(versions() | {"run_id": run_id}, indent=2) + "\n")
+    _replace(path / "config.json", to_json(resolved) + "\n")
+
+
+def _replace(file: Path, text: str) -> None:
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, file)
 
 
 def versions() -> dict[str, str]:
@@ -87,16 +138,7 @@ def versions() -> dict[str, str]:
 
 
 def _reopen(path: Path, config: Config) -> RunDir:
-    before = from_json((path / "config.json").read_text())
-    changes = forbidden_changes(before, config)
-    if changes:
-        raise ConfigError(
-            f"run_dir {path} holds a run with another config: {'; '.join(changes)}. Use another "
-            "--run-dir, or --restart to move the old run aside and begin anew"
-        )
     run_id = json.loads((path / "versions.json").read_text())["run_id"]
-    if not os.access(path, os.W_OK):
-        raise ConfigError(f"run_dir {path} cannot be written")
     _write_config(path, config, run_id)
     return RunDir(path, run_id, resumed=True)
 
@@ -116,7 +158,10 @@ def read_run(path: str | Path) -> Config:
     file = Path(path) / "config.json"
     if not file.is_file():
         raise ConfigError(f"{path} is not a run directory: it has no config.json")
-    return from_json(file.read_text())
+    try:
+        return from_json(file.read_text())
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file} is damaged or not of this version: {error}") from error
 
 
 def command_line(path: Path, argv: list[str]) -> str:

@@ -15,10 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from spmdrl.config import EXIT_FAULT
 
@@ -112,7 +110,7 @@ class Watchdog:
         """Who is behind, by the heartbeats: silent for long, or in the earliest phase."""
         if self._folder is None or self._size == 1:
             return ""
-        order = ["start", "collect", "update", "log", "save", "check"]
+        order = ["start", "collect", "wait", "update", "check", "save"]
         found = []
         for rank in range(self._size):
             try:
@@ -139,5 +137,3 @@ def report_fault(rank: int, size: int, where: str, error: BaseException) -> None
         file=sys.stderr,
         flush=True,
     )
-
-

@@ -1,62 +1,116 @@
-"""One process's part in a run, from the first word with the other ranks to the exit code.
+"""One process's part in a run, from the handshake of the ranks to the exit code.
 
 Public names: `run_session`.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from spmdrl.config import (
-    EXIT_BAD_INPUT,
-    EXIT_FAULT,
-    EXIT_STOPPED,
-    Config,
-    ConfigError,
-    from_json,
-    to_json,
-)
+import jax
+
+from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, ConfigError
 from spmdrl.launch import LaunchError, Topology
 from spmdrl.loop import Stopped, train
 from spmdrl.metrics import NullLogger, make_logger
-from spmdrl.rundir import RunDir, command_line, open_run
+from spmdrl.rundir import RunDir, command_line, open_run, versions
 from spmdrl.safety import StopRequest, Watchdog, report_fault
-from spmdrl.world import World, connect
+from spmdrl.world import World
 
 
-def run_session(config: Config, topology: Topology, argv: Sequence[str]) -> int:
+def run_session(config: Config, topology: Topology, world: World, argv: Sequence[str]) -> int:
     stop = StopRequest().listen()
-    world, watchdog, logger = World(), Watchdog(topology.rank, topology.size, None), NullLogger()
+    watchdog = Watchdog(world.rank, world.size, None)
+    logger = NullLogger()
     try:
-        world = connect(topology)
-        config = from_json(world.broadcast_json(to_json(config)))
+        if config.sync.strategy == "jax" and world.size > 1:
+            start_jax_distributed(topology, world)
+        places = handshake(config, world, argv)
         run = share_run(config, world)
-        watchdog = Watchdog(topology.rank, topology.size, run.path / ".heartbeat").start()
+        again = command_line(run.path, list(argv))
+        watchdog = Watchdog(world.rank, world.size, run.path / ".heartbeat").start()
         logger = make_logger(config, run.path, run.run_id, world.is_root)
+        for place in places if world.size > 1 else []:
+            logger.info(place)
         summary = train(config, topology, world, run, logger, stop, watchdog)
-        extra = {"run_dir": str(run.path), "command": command_line(run.path, list(argv))}
-        logger.close(summary | extra)
+        logger.close(summary | {"run_dir": str(run.path), "command": again})
         return 0
     except Stopped as stopped:
-        logger.info(f"{stopped}; the same command goes on: {command_line(run.path, list(argv))}")
+        logger.info(f"{stopped}; the same command goes on: {again}")
         logger.close()
+        world.barrier()  # mpirun ends everyone as soon as the first leaves with a code
         return EXIT_STOPPED
     except (ConfigError, LaunchError) as error:
-        print(f"spmdrl: {error}", file=sys.stderr, flush=True)
         logger.close()
-        return _leave(world, EXIT_BAD_INPUT)
+        if world.is_root:
+            print(f"spmdrl: {error}", file=sys.stderr, flush=True)
+        return leave(world, EXIT_BAD_INPUT)
     except BaseException as error:  # SystemExit too: a rank that just leaves would hang the others
         logger.close()
-        report_fault(topology.rank, topology.size, watchdog.where(), error)
-        return _leave(world, EXIT_FAULT)
+        report_fault(world.rank, world.size, watchdog.where(), error)
+        return leave(world, EXIT_FAULT)
     finally:
         watchdog.stop()
 
 
+def leave(world: World, code: int) -> int:
+    if world.size > 1:
+        world.abort(code)
+    return code
+
+
+def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
+    """Compare what must be the same on all ranks, before the first collective of the training.
+
+    Returns a line about each rank. Raises LaunchError that names the rank and the difference.
+    """
+    devices = [d for d in jax.local_devices() if d.process_index == jax.process_index()]
+    packages = {k: v for k, v in versions().items() if k != "platform"}
+    mine = {
+        "command line": list(argv),
+        "versions": packages,
+        "devices": [devices[0].platform, config.devices or len(devices)],
+        "host": socket.gethostname(),
+    }
+    ranks = world.gather_json(mine)
+    for rank, other in enumerate(ranks):
+        for what in ("command line", "versions", "devices"):
+            if other[what] != ranks[0][what]:
+                raise LaunchError(
+                    f"rank {rank} on {other['host']} and rank 0 on {ranks[0]['host']} have "
+                    f"different {what}: {differences(other[what], ranks[0][what])}. Start all "
+                    "ranks with the same command from the same environment"
+                )
+    return [f"rank {i}/{world.size} on {r['host']}: {r['devices'][1]} {r['devices'][0]} device(s)"
+            for i, r in enumerate(ranks)]  # fmt: skip
+
+
+def differences(mine: Any, theirs: Any) -> str:
+    if isinstance(mine, dict):
+        odd = [k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)]
+        return "; ".join(f"{k} {mine.get(k)} against {theirs.get(k)}" for k in sorted(odd))
+    return f"{mine} against {theirs}"
+
+
+def start_jax_distributed(topology: Topology, world: World) -> None:
+    """One jax over all ranks; rank 0 says where it can be reached."""
+    address = None
+    if world.is_root:
+        host = "127.0.0.1" if topology.local_size == topology.size else socket.gethostname()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            address = f"{socket.gethostbyname(host)}:{probe.getsockname()[1]}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(world.broadcast_json(address), world.size, world.rank)
+
+
 def share_run(config: Config, world: World) -> RunDir:
     """Rank 0 opens the run directory and tells the others; its refusal ends everyone."""
-    answer: dict[str, object] = {}
+    answer: dict[str, Any] = {}
     if world.is_root:
         try:
             run = open_run(config)
@@ -65,13 +119,5 @@ def share_run(config: Config, world: World) -> RunDir:
             answer = {"error": str(error)}
     answer = world.broadcast_json(answer)
     if "error" in answer:
-        raise ConfigError(str(answer["error"]) if world.is_root else "rank 0 refused the run")
-    from pathlib import Path
-
-    return RunDir(Path(str(answer["path"])), str(answer["run_id"]), bool(answer["resumed"]))
-
-
-def _leave(world: World, code: int) -> int:
-    if world.size > 1:
-        world.abort(code)
-    return code
+        raise ConfigError(answer["error"])
+    return RunDir(Path(answer["path"]), answer["run_id"], answer["resumed"])

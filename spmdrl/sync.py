@@ -2,12 +2,14 @@
 
 Two slots: `in_step` is traced inside the compiled update, `between` runs between two compiled
 calls. What travels is one flat vector of sums. Public names: `GradSync`, `make_grad_sync`,
-`assert_in_sync`, `NotFinite`, `OutOfSync`.
+`broadcast_tree`, `CommMeter`, `assert_in_sync`, `NotFinite`, `OutOfSync`.
 """
 
 from __future__ import annotations
 
+import collections
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
-from spmdrl.config import SyncConfig
+from spmdrl.config import Config, SyncConfig
 from spmdrl.mesh import AXIS, on_device
 from spmdrl.types import TrainState
 from spmdrl.world import World
@@ -29,7 +31,10 @@ Reduce = Callable[[Tree], Tree]
 
 @dataclass(frozen=True)
 class GradSync:
-    """How partial sums, each with a leading axis of shards, become the global sum."""
+    """How partial sums, each with a leading axis of shards, become the global sum.
+
+    The sum is `in_step(partial)`, or `between(in_step(partial))` where the second slot is used.
+    """
 
     in_step: Reduce
     between: Reduce | None
@@ -37,43 +42,71 @@ class GradSync:
     first_place: int  # of this rank
 
     def place(self) -> jax.Array:
-        """Which of the run's devices traces this; inside the compiled step only."""
-        index = jax.lax.axis_index(AXIS)
-        return self.first_place + index
+        """Which of the run's devices this is; inside the compiled step only."""
+        return self.first_place + jax.lax.axis_index(AXIS)
 
 
-def make_grad_sync(
-    config: SyncConfig, world: World, devices: int
-) -> GradSync:
-    """For `devices` devices on each rank; `gather` and `jax` see a single rank here."""
-    combine = _ordered if config.deterministic else _plain
-    spans_ranks = world.size > 1 and config.strategy == "allreduce"
-    places = devices * (world.size if config.strategy != "gather" else 1)
-    first = 0 if config.strategy != "allreduce" else world.rank * devices
-    if not spans_ranks:
-        return GradSync(combine(_over_devices, _gather_devices), None, places, first)
-    if devices == 1:
-        return GradSync(combine(_over_ranks, _gather_ranks), None, places, first)
-    raise NotImplementedError
+def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
+    """For `devices` devices of each rank.
+
+    With `gather` rank 0 learns alone, and with `jax` the mesh itself spans the ranks: in both
+    cases the sum over the mesh is all there is.
+    """
+    if config.strategy == "jax":
+        return GradSync(_sum_devices(config), None, devices * world.size, 0)
+    if config.strategy == "gather" or world.size == 1:
+        return GradSync(_sum_devices(config), None, devices, 0)
+    places, first = devices * world.size, world.rank * devices
+    if devices == 1 and _mpi_reaches_device():
+        return GradSync(_sum_ranks(config), None, places, first)
+    keep = _gather_devices if config.deterministic else _partial_sum_devices
+    return GradSync(keep, jax.jit(_sum_ranks(config)), places, first)
 
 
-def _plain(add: Reduce, gather: Reduce) -> Reduce:
-    """Sum the local shards, then over the places, in whatever order is fastest."""
-    return lambda tree: add(jax.tree.map(lambda x: x.sum(0), tree))
+def _mpi_reaches_device() -> bool:
+    """Whether mpi4jax can be called inside a program on the default device."""
+    if jax.default_backend() == "cpu":
+        return True
+    import mpi4jax
+
+    return bool(mpi4jax.has_cuda_support())
 
 
-def _ordered(add: Reduce, gather: Reduce) -> Reduce:
-    """Bring all shards together and add them one by one, in order of their ids."""
+def _sum_devices(config: SyncConfig) -> Reduce:
+    if config.deterministic:
+        return lambda tree: _ordered_sum(_gather_devices(tree))
+    return lambda tree: jax.lax.psum(_local_sum(tree), AXIS)
 
-    def reduce(tree: Tree) -> Tree:
-        flat, restore = _flatten_shards(tree)
-        shards = gather(flat)
-        total = shards[0]
-        for i in range(1, shards.shape[0]):
-            total = total + shards[i]
-        return restore(total)
 
-    return reduce
+def _sum_ranks(config: SyncConfig) -> Reduce:
+    """One flat vector over the network."""
+    if config.deterministic:
+        return lambda tree: _ordered_sum(_gather_ranks(tree))
+    return lambda tree: _allreduce_flat(_local_sum(tree))
+
+
+def _local_sum(tree: Tree) -> Tree:
+    return jax.tree.map(lambda x: x.sum(0), tree)
+
+
+def _partial_sum_devices(tree: Tree) -> Tree:
+    return jax.tree.map(lambda x: x[None], jax.lax.psum(_local_sum(tree), AXIS))
+
+
+def _ordered_sum(tree: Tree) -> Tree:
+    """Shards added one by one in order of their ids: the same bits on every topology."""
+
+    def add(x: jax.Array) -> jax.Array:
+        total = x[0]
+        for i in range(1, x.shape[0]):
+            total = total + x[i]
+        return total
+
+    return jax.tree.map(add, tree)
+
+
+def _gather_devices(tree: Tree) -> Tree:
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, axis=0, tiled=True), tree)
 
 
 def _flatten_shards(tree: Tree) -> tuple[jax.Array, Callable[[jax.Array], Tree]]:
@@ -82,22 +115,16 @@ def _flatten_shards(tree: Tree) -> tuple[jax.Array, Callable[[jax.Array], Tree]]
     return jax.vmap(lambda t: ravel_pytree(t)[0])(tree), restore
 
 
-def _over_devices(tree: Tree) -> Tree:
-    return jax.lax.psum(tree, AXIS)
-
-
-def _gather_devices(shards: jax.Array) -> jax.Array:
-    return jax.lax.all_gather(shards, AXIS, axis=0, tiled=True)
-
-
-def _over_ranks(tree: Tree) -> Tree:
+def _allreduce_flat(tree: Tree) -> Tree:
     flat, restore = ravel_pytree(tree)
     return restore(mpi_allreduce(flat))
 
 
-def _gather_ranks(shards: jax.Array) -> jax.Array:
-    gathered = mpi_allgather(shards)
-    return gathered.reshape(-1, shards.shape[-1])
+def _gather_ranks(tree: Tree) -> Tree:
+    """The shards of all ranks along the first axis, as one message."""
+    rows, restore = _flatten_shards(tree)
+    gathered = mpi_allgather(rows).reshape(-1, rows.shape[-1])
+    return jax.vmap(restore)(gathered)
 
 
 def mpi_allreduce(flat: jax.Array) -> jax.Array:
@@ -124,6 +151,66 @@ def _mpi4jax_comm() -> Any:
 
         _COMM = MPI.COMM_WORLD.Clone()
     return _COMM
+
+
+def broadcast_tree(world: World, tree: Tree) -> Tree:
+    """Rank 0's arrays, on every rank, as one message."""
+    if world.size == 1:
+        return tree
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, tree))
+    raw = [np.frombuffer(leaf.tobytes(), np.uint8) for leaf in leaves]
+    flat = world.broadcast(np.concatenate(raw))
+    parts = np.split(flat, np.cumsum([len(r) for r in raw])[:-1])
+    shaped = [p.view(x.dtype).reshape(x.shape) for p, x in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
+
+
+class CommMeter:
+    """What the ranks' talking costs.
+
+    Inside the compiled update it cannot be timed, so one allreduce of the same size is timed
+    outside now and then, after a barrier, which also shows how long this rank waits for others.
+    """
+
+    INTERVAL = 20  # updates between two probes
+
+    def __init__(self, config: Config, world: World, params: Tree):
+        self._world = world
+        self._rounds = config.algo.epochs * config.algo.minibatches
+        self._floats = sum(x.size for x in jax.tree.leaves(params))
+        self._ms: collections.deque[float] = collections.deque(maxlen=100)
+        self._probe = None
+        if world.size > 1 and config.sync.strategy == "allreduce":
+            cpu = jax.local_devices(backend="cpu")[0]
+            self._vector = jax.device_put(np.zeros(self._floats, np.float32), cpu)
+            self._probe = jax.jit(mpi_allreduce)
+
+    def tick(self, step: int) -> None:
+        """Called once an update, on every rank."""
+        if self._probe is None or step % self.INTERVAL:
+            return
+        if not self._ms:
+            self._probe(self._vector).block_until_ready()  # compiles
+        self._world.barrier()
+        start = time.perf_counter()
+        self._probe(self._vector).block_until_ready()
+        self._ms.append(1e3 * (time.perf_counter() - start))
+
+    def row(self, collect_s: float) -> dict[str, float]:
+        """Metrics since the start; every rank calls this with its own collect time."""
+        if self._world.size == 1:
+            return {}
+        slowest = self._world.table(np.array([collect_s]))[:, 0].argmax()
+        row = {"rank/slowest": float(slowest)}
+        if self._ms:
+            p50, p95 = np.percentile(self._ms, [50, 95])
+            row |= {
+                "comm/bytes_per_update": 4.0 * self._floats * self._rounds,
+                "comm/allreduce_ms_p50": float(p50),
+                "comm/allreduce_ms_p95": float(p95),
+                "time/comm": 1e-3 * float(p50) * self._rounds,
+            }
+        return row
 
 
 # ---------------------------------------------------------------------------------------------
@@ -154,11 +241,18 @@ def _bit_sum(tree: Tree) -> jax.Array:
     return total
 
 
-def assert_in_sync(state: TrainState, world: World, mesh: Mesh) -> None:
+def assert_in_sync(config: SyncConfig, state: TrainState, world: World, mesh: Mesh) -> None:
     """Raise OutOfSync, naming who differs, unless all devices of all ranks hold the same bits."""
+    if config.strategy == "gather":  # only rank 0 keeps the optimiser's state
+        state = state.replace(opt_state=(), reward_moments=())
     sums = world.gather_json(checksum(state, mesh))
     common = statistics.mode([s for of_rank in sums for s in of_rank])
-    odd = [f"rank {r} device {d}" for r, row in enumerate(sums) for d, s in enumerate(row) if s != common]
+    odd = [
+        f"rank {r} device {d}"
+        for r, row in enumerate(sums)
+        for d, s in enumerate(row)
+        if s != common
+    ]
     if odd:
         raise OutOfSync(
             f"parameters or optimiser state differ on {', '.join(odd)}; memory or a library is "
@@ -169,7 +263,7 @@ def assert_in_sync(state: TrainState, world: World, mesh: Mesh) -> None:
 class NotFinite:
     """Ends the run, or counts what was left out, when numbers are not finite."""
 
-    def __init__(self, config: SyncConfig, world: World, devices: int):
+    def __init__(self, config: SyncConfig, devices: int):
         self._config, self._devices, self._in_a_row = config, devices, 0
 
     def check(self, bad_places: np.ndarray, step: int) -> None:

@@ -7,10 +7,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, ConfigError, load, validate
+from spmdrl.config import (
+    EXIT_BAD_INPUT,
+    Config,
+    ConfigError,
+    check_extras,
+    from_json,
+    load,
+    to_json,
+    validate,
+)
 from spmdrl.envs.ids import check_id
-from spmdrl.launch import LaunchError, detect, prepare_process, spawn
+from spmdrl.launch import LaunchError, Topology, detect, prepare_process, spawn
+from spmdrl.rundir import check_run_dir
+from spmdrl.world import World, connect
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,18 +30,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         topology = detect()
-        config = load(argv)
-        validate(config, max(topology.size, config.nprocs), max(1, config.devices))
-        check_id(config.env)
+        world = connect(topology)
+        config = shared_config(argv, topology, world)
         if config.nprocs > 1 and topology.size == 1:
-            spawn(config.nprocs, "spmdrl.train", argv)
+            return spawn(config.nprocs, "spmdrl.train", argv)
         prepare_process(topology, config.devices)
     except (ConfigError, LaunchError) as error:
         print(f"spmdrl: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     from spmdrl.session import run_session  # jax from here on
 
-    return run_session(config, topology, argv)
+    return run_session(config, topology, world, argv)
+
+
+def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Config:
+    """Rank 0 reads and checks the config; the others receive it, or its refusal, as JSON."""
+    answer: dict[str, Any] = {}
+    if world.is_root:
+        try:
+            answer = {"config": to_json(checked_config(argv, topology))}
+        except ConfigError as error:
+            answer = {"error": str(error)}
+        except SystemExit as leaving:  # tyro has shown its help, or what was wrong
+            answer = {"exit": leaving.code}
+    answer = world.broadcast_json(answer)
+    if "exit" in answer:
+        raise SystemExit(answer["exit"])
+    if "error" in answer:
+        raise ConfigError(answer["error"]) if world.is_root else SystemExit(EXIT_BAD_INPUT)
+    return from_json(answer["config"])
+
+
+def checked_config(argv: Sequence[str], topology: Topology) -> Config:
+    config = load(argv)
+    if topology.size > 1 and config.nprocs not in (1, topology.size):
+        raise ConfigError(
+            f"nprocs is {config.nprocs}, but {topology.launcher} has started {topology.size} "
+            "ranks already; leave --nprocs out"
+        )
+    validate(config, max(topology.size, config.nprocs), max(1, config.devices))
+    check_id(config.env)
+    check_extras(config)
+    check_run_dir(config)
+    return config
 
 
 if __name__ == "__main__":

@@ -1,17 +1,23 @@
 """The pytrees that cross the seams between modules.
 
 Arrays are time-major, `[T, B, ...]`: T steps of B environments. Images stay uint8.
-Public names: `EnvSpec`, `Space`, `TimeStep`, `Rollout`, `Moments`, `TrainState`.
+Public names: `EnvSpec`, `ActionSpace`, `TimeStep`, `Rollout`, `Moments`,
+`TrainState`, `Array`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
+
+if TYPE_CHECKING:
+    Array = Any  # the same trees hold jax arrays, numpy arrays and partition specs
+else:
+    from jaxtyping import Array
 
 Params = Any  # the dict of arrays that a Flax module calls its parameters
 Carry = Any  # recurrent state of a policy; () for a feed-forward one
@@ -25,7 +31,7 @@ class ActionSpace:
     shape: tuple[int, ...]  # of one action
     dtype: np.dtype
     nvec: tuple[int, ...] = ()  # choices of each discrete component
-    start: int = 0  # first valid discrete action
+    start: np.ndarray | int = 0  # first valid choice of each component
     low: np.ndarray | None = None
     high: np.ndarray | None = None
 
@@ -43,8 +49,7 @@ class EnvSpec:
         return len(self.obs_shape) == 3 and self.obs_dtype == np.uint8
 
 
-@struct.dataclass
-class TimeStep:
+class TimeStep(struct.PyTreeNode):
     """What B environments answer to one action each.
 
     `reward` is raw and `episode_over` is the end of a game, which with `episodic_life` is later
@@ -52,14 +57,13 @@ class TimeStep:
     """
 
     obs: Shaped[Array, "B ..."]
-    reward: Float[Array, "B"]
-    terminated: Bool[Array, "B"]
-    truncated: Bool[Array, "B"]
-    episode_over: Bool[Array, "B"]
+    reward: Float[Array, B]
+    terminated: Bool[Array, B]
+    truncated: Bool[Array, B]
+    episode_over: Bool[Array, B]
 
 
-@struct.dataclass
-class Rollout:
+class Rollout(struct.PyTreeNode):
     """T steps of B environments, and what the policy thought of them.
 
     The row after `terminated | truncated` is the environment's automatic reset: it holds the true
@@ -77,23 +81,21 @@ class Rollout:
     truncated: Bool[Array, "T B"]
     valid: Bool[Array, "T B"]
     last_obs: Shaped[Array, "B ..."]  # the observation after the last step
-    last_first: Bool[Array, "B"]
+    last_first: Bool[Array, B]
     carry: Carry  # of the policy before the first step
     last_carry: Carry  # and after the last one
-    env_ids: Int[Array, "B"]
+    env_ids: Int[Array, B]
 
 
-@struct.dataclass
-class Moments:
+class Moments(struct.PyTreeNode):
     """Count, mean and sum of squared deviations of everything seen so far."""
 
     count: Float[Array, ""]
-    mean: Float[Array, "..."]
-    m2: Float[Array, "..."]
+    mean: Float[Array, ...]
+    m2: Float[Array, ...]
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
     """Everything the learner carries from one update to the next."""
 
     step: Int[Array, ""]  # updates done

@@ -20,17 +20,17 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from spmdrl import moments
 from spmdrl.algos.gae import fold_discounts, gae
-from spmdrl.algos.ppo import Rows, ppo_sums
+from spmdrl.algos.ppo import Rows, mask_rows, ppo_sums
 from spmdrl.config import Config
 from spmdrl.mesh import AXIS, on_device, replicate
 from spmdrl.nets.policy import Policy, variables_of
 from spmdrl.shards import in_shards, rollout_specs, split_envs
 from spmdrl.sync import GradSync
-from spmdrl.types import EnvSpec, Moments, Rollout, TrainState
+from spmdrl.types import Array, EnvSpec, Moments, Rollout, TrainState
 
 IMAGE_CHUNK = 32  # images whose activations fit into a CPU's cache
 Update = Callable[[TrainState, Rollout, Array], tuple[TrainState, dict[str, Any]]]
@@ -55,8 +55,7 @@ class Learner:
         return self.config.algo.epochs * self.minibatches
 
 
-@struct.dataclass
-class Prepared:
+class Prepared(struct.PyTreeNode):
     """The rollout's targets, and in which order its steps are visited."""
 
     advantage: Float[Array, "T B"]
@@ -64,11 +63,10 @@ class Prepared:
     order: Int[Array, "E T B"]
     obs_moments: Moments
     reward_moments: Moments
-    bad: Float[Array, "places"]  # whose moments were not finite
+    bad: Float[Array, places]  # whose moments were not finite
 
 
-@struct.dataclass
-class Progress:
+class Progress(struct.PyTreeNode):
     """What changes from minibatch to minibatch."""
 
     state: TrainState
@@ -86,13 +84,19 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     )
 
 
-def init_train_state(config: Config, policy: Policy, spec: EnvSpec, key: Array) -> TrainState:
+def init_train_state(
+    config: Config, policy: Policy, spec: EnvSpec, key: Array, first_obs: np.ndarray | None = None
+) -> TrainState:
+    """`first_obs` is any observation; the moments count from it, against cancellation."""
     params = policy.init(key)
+    obs_moments = moments.init((0,))
+    if config.env.normalize_obs:
+        obs_moments = moments.init(spec.obs_shape, first_obs)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=make_optimizer(config).init(params),
-        obs_moments=moments.init(spec.obs_shape if config.env.normalize_obs else (0,)),
+        obs_moments=obs_moments,
         reward_moments=moments.init(()),
     )
 
@@ -155,7 +159,7 @@ def prepare(
     return prepared, advantage_sums(learner, rollout, prepared)
 
 
-def last_value(learner: Learner, state: TrainState, rollout: Rollout) -> Float[Array, "B"]:
+def last_value(learner: Learner, state: TrainState, rollout: Rollout) -> Float[Array, B]:
     """Value of the observation after the last step, by the parameters that collected."""
     variables = variables_of(state.params, state.obs_moments)
 
@@ -192,7 +196,7 @@ def advantage_sums(learner: Learner, rollout: Rollout, prepared: Prepared) -> di
     return each_shard(learner, of_shard, rollout, prepared)
 
 
-def fit_sums(rollout: Rollout, prepared: Prepared) -> Float[Array, "5"]:
+def fit_sums(rollout: Rollout, prepared: Prepared) -> Float[Array, 5]:
     """Count and power sums of the targets and of the old values' errors."""
     target = jnp.where(rollout.valid, prepared.target, 0.0)
     error = jnp.where(rollout.valid, prepared.target - rollout.value, 0.0)
@@ -200,14 +204,14 @@ def fit_sums(rollout: Rollout, prepared: Prepared) -> Float[Array, "5"]:
     return jnp.stack([x.sum() for x in terms])
 
 
-def explained_variance(fit: Float[Array, "5"]) -> Float[Array, ""]:
+def explained_variance(fit: Float[Array, 5]) -> Float[Array, ""]:
     n, y, yy, e, ee = fit
     n = jnp.maximum(n, 1.0)
     var_y, var_e = yy / n - (y / n) ** 2, ee / n - (e / n) ** 2
     return jnp.where(var_y > 0, 1.0 - var_e / jnp.maximum(var_y, 1e-12), 0.0)
 
 
-def center_and_scale(powers: Float[Array, "3"]) -> tuple[Array, Array]:
+def center_and_scale(powers: Float[Array, 3]) -> tuple[Array, Array]:
     """Mean and 1 / (deviation + 1e-8) of what was summed; N - 1 in the deviation."""
     n, s1, s2 = powers
     mean = s1 / jnp.maximum(n, 1.0)
@@ -247,9 +251,10 @@ def gradient_sums(
             target=prep.target[t, b],
             weight=shard.valid[t, b].astype(jnp.float32),
         )
-        grads, sums = jax.grad(loss, has_aux=True)(
-            state.params, shard.obs[t, b], shard.first[t, b], rows
-        )
+        obs = shard.obs[t, b]
+        if jnp.issubdtype(obs.dtype, jnp.floating):
+            obs = mask_rows(rows.weight, obs)
+        grads, sums = jax.grad(loss, has_aux=True)(state.params, obs, shard.first[t, b], rows)
         return {"grads": grads, "sums": sums, "count": rows.weight.sum()}
 
     def of_shard(shard: Rollout, prep: Prepared) -> dict[str, Any]:
@@ -311,8 +316,8 @@ def scheduled(value: float, schedule: str, learner: Learner, state: TrainState) 
 
 
 def begin(state: TrainState) -> Progress:
-    zero = jnp.zeros((), jnp.int32)
-    return Progress(state=state, stopped=jnp.zeros((), bool), skipped=zero, index=zero)
+    skipped, index = (jnp.zeros((), jnp.int32) for _ in range(2))  # each donated on its own
+    return Progress(state=state, stopped=jnp.zeros((), bool), skipped=skipped, index=index)
 
 
 def finish(
@@ -395,9 +400,7 @@ def _staged(learner: Learner, mesh: Mesh) -> Update:
         lambda p, r, q, a: add(gradient_sums(learner, p, r, q, a)), (P(), rows, prep, P()), P()
     )
     apply = jax.jit(lambda p, g: apply_gradient(learner, p, g), donate_argnums=0)
-    finish_of = compiled(
-        lambda p, q, f, r: finish(learner, p, q, f, r), (P(), prep, P(), P()), P()
-    )
+    finish_of = compiled(lambda p, q, f, r: finish(learner, p, q, f, r), (P(), prep, P(), P()), P())
     device = mesh.local_devices[0]
 
     def total(tree: Any) -> Any:
@@ -419,14 +422,10 @@ def _staged(learner: Learner, mesh: Mesh) -> Update:
 
 
 def prepared_specs() -> Prepared:
-    return Prepared(
-        advantage=P(None, AXIS),
-        target=P(None, AXIS),
-        order=P(None, None, AXIS),
-        obs_moments=P(),
-        reward_moments=P(),
-        bad=P(),
-    )
+    """The environment axis of every field."""
+    same: Any = P()
+    steps = P(None, AXIS)
+    return Prepared(steps, steps, P(None, None, AXIS), same, same, same)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -472,7 +471,7 @@ def sum_over_chunks(function: Callable[..., Any], size: int, *rows: Array) -> An
     return jax.lax.scan(add, zeros, cut)[0]
 
 
-def flag_not_finite(learner: Learner, tree: Any) -> Float[Array, "places"]:
+def flag_not_finite(learner: Learner, tree: Any) -> Float[Array, places]:
     """One-hot "this place has a number that is not finite", all zero if it has not."""
     finite = jnp.asarray(True)
     for leaf in jax.tree.leaves(tree):

@@ -42,6 +42,10 @@ class World:
         """Rank 0's array, on every rank; shapes and dtypes agree already."""
         return array
 
+    def table(self, row: np.ndarray) -> np.ndarray:
+        """A row of floats from every rank, on every rank: `[size, n]`."""
+        return np.asarray(row, np.float64)[None]
+
     def any(self, flag: bool) -> bool:
         """Whether it is true on some rank; the same answer everywhere."""
         return flag
@@ -88,7 +92,9 @@ class MpiWorld(World):
         rows = self._mpi.BYTE.Create_contiguous(max(1, array[:1].nbytes or _row_bytes(array)))
         rows.Commit()  # counts in rows, so that more than 2 GiB fit into MPI's 32-bit counts
         try:
-            joined = np.empty((sum(lengths), *array.shape[1:]), array.dtype) if self.is_root else None
+            joined = (
+                np.empty((sum(lengths), *array.shape[1:]), array.dtype) if self.is_root else None
+            )
             receive = [joined, lengths, None, rows] if self.is_root else None
             self._comm.Gatherv([array, len(array), rows], receive, root=0)
         finally:
@@ -99,6 +105,12 @@ class MpiWorld(World):
         array = np.array(array, order="C")
         self._comm.Bcast([array, self._mpi.BYTE], root=0)
         return array
+
+    def table(self, row: np.ndarray) -> np.ndarray:
+        mine = np.asarray(row, np.float64)
+        rows = np.empty((self.size, len(mine)), np.float64)
+        self._comm.Allgather(mine, rows)
+        return rows
 
     def any(self, flag: bool) -> bool:
         found = np.array([flag], np.uint8)

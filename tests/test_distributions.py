@@ -62,35 +62,38 @@ def test_normal_by_hand():
     close(mode, [[0.0, 1.0]])
 
 
+def reference_answers(make, params, action):
+    def of(params, action):
+        reference = make(params)
+        return reference.log_prob(action), reference.entropy(), reference.mode()
+
+    return jax.jit(of)(params, action)
+
+
 def test_categorical_equals_distrax(distrax):
-    params = random_params(64, 5)
-    reference = distrax.Categorical(logits=params)
-    for choice in range(5):
-        action = np.full(64, choice, np.int32)
-        log_prob, entropy, mode = answers(DISCRETE, params, action)
-        close(log_prob, reference.log_prob(action))
-    close(entropy, reference.entropy())
-    np.testing.assert_array_equal(mode, reference.mode())
+    params, action = random_params(64, 5), np.arange(64, dtype=np.int32) % 5
+    reference = reference_answers(lambda p: distrax.Categorical(logits=p), params, action)
+    jax.tree.map(close, answers(DISCRETE, params, action), reference)
 
 
 def test_multi_categorical_is_independent_categoricals(distrax):
-    params = random_params(64, 9)
-    parts = [distrax.Categorical(logits=p) for p in np.split(params, [3, 5], axis=-1)]
-    rng = np.random.default_rng(1)
+    params, rng = random_params(64, 9), np.random.default_rng(1)
     action = np.stack([rng.integers(n, size=64) for n in MULTI.nvec], -1).astype(np.int32)
+    parts = [
+        reference_answers(lambda p: distrax.Categorical(logits=p), part, action[:, i])
+        for i, part in enumerate(np.split(params, [3, 5], axis=-1))
+    ]
+    log_probs, entropies, modes = zip(*parts, strict=True)
     log_prob, entropy, mode = answers(MULTI, params, action)
-    close(log_prob, sum(part.log_prob(action[:, i]) for i, part in enumerate(parts)))
-    close(entropy, sum(part.entropy() for part in parts))
-    np.testing.assert_array_equal(mode, np.stack([part.mode() for part in parts], -1))
+    close(log_prob, np.sum(log_probs, axis=0))
+    close(entropy, np.sum(entropies, axis=0))
+    np.testing.assert_array_equal(mode, np.stack(modes, -1))
 
 
 def test_normal_equals_distrax(distrax):
     params, action = random_params(64, 6), random_params(64, 3, seed=1)
-    reference = distrax.MultivariateNormalDiag(params[:, :3], jnp.exp(params[:, 3:]))
-    log_prob, entropy, mode = answers(NORMAL, params, action)
-    np.testing.assert_allclose(log_prob, reference.log_prob(action), rtol=1e-4)
-    close(entropy, reference.entropy())
-    close(mode, reference.mode())
+    make = lambda p: distrax.MultivariateNormalDiag(p[:, :3], jnp.exp(p[:, 3:]))  # noqa: E731
+    jax.tree.map(close, answers(NORMAL, params, action), reference_answers(make, params, action))
 
 
 @pytest.mark.parametrize("dist", [DISCRETE, MULTI], ids=["discrete", "multi_discrete"])
@@ -117,6 +120,10 @@ def test_large_logits_stay_finite():
 @functools.partial(jax.jit, static_argnames=("dist", "rows"))
 def draw(dist, params, rows):
     return dist.sample(params, dist.noise(jax.random.key(0), (rows,)))
+
+
+def sample(dist, params, noise):
+    return np.asarray(jax.jit(dist.sample)(params, noise))
 
 
 def assert_plausible(choices, logits):
@@ -152,26 +159,17 @@ def test_normal_samples_have_the_mean_and_deviation():
 
 def test_categorical_sample_is_the_argmax_after_the_noise():
     params = random_params(50, 9)
-    noise = np.asarray(MULTI.noise(jax.random.key(1), (50,)))
+    noise = np.random.default_rng(1).gumbel(size=(50, 9)).astype(np.float32)
     disturbed = np.split(params + noise, [3, 5], axis=-1)
     expected = np.stack([part.argmax(-1) for part in disturbed], -1)
-    np.testing.assert_array_equal(MULTI.sample(params, noise), expected)
-    plain = DISCRETE.sample(params[:, :5], noise[:, :5])
+    np.testing.assert_array_equal(sample(MULTI, params, noise), expected)
+    plain = sample(DISCRETE, params[:, :5], noise[:, :5])
     np.testing.assert_array_equal(plain, (params + noise)[:, :5].argmax(-1))
 
 
 def test_normal_sample_is_the_mean_plus_scaled_noise():
     params, noise = random_params(50, 6), random_params(50, 3, seed=1)
-    expected = params[:, :3] + np.exp(params[:, 3:]) * noise
-    close(NORMAL.sample(params, noise), expected)
-
-
-@pytest.mark.parametrize("dist", [DISCRETE, MULTI, NORMAL])
-def test_no_noise_gives_the_mode(dist):
-    width = 6 if dist is NORMAL else dist.num_params
-    params = random_params(10, width)
-    noise = np.zeros(dist.noise(jax.random.key(0), (10,)).shape, np.float32)
-    np.testing.assert_array_equal(dist.sample(params, noise), dist.mode(params))
+    close(sample(NORMAL, params, noise), params[:, :3] + np.exp(params[:, 3:]) * noise)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -197,8 +195,13 @@ def test_make_distribution_and_its_shapes(space, dist, shape, dtype):
     assert made == dist
     width = made.num_params * (2 if space.kind == "box" else 1)
     params = random_params(2, 7, width)
-    action = made.sample(params, made.noise(jax.random.key(0), (2, 7)))
-    assert action.shape == shape
-    assert action.dtype == dtype
-    assert made.log_prob(params, action).shape == (2, 7)
-    assert made.entropy(params).shape == (2, 7)
+
+    def everything(key):
+        action = made.sample(params, made.noise(key, (2, 7)))
+        return action, made.mode(params), made.log_prob(params, action), made.entropy(params)
+
+    action, mode, log_prob, entropy = jax.eval_shape(everything, jax.random.key(0))
+    assert (action.shape, action.dtype) == (shape, dtype)
+    assert (mode.shape, mode.dtype) == (shape, dtype)
+    assert (log_prob.shape, log_prob.dtype) == ((2, 7), "float32")
+    assert (entropy.shape, entropy.dtype) == ((2, 7), "float32")

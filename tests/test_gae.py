@@ -95,11 +95,9 @@ def test_lambda_one_is_the_discounted_return_minus_the_value():
 def test_equals_rlax_where_episodes_only_terminate(rlax):
     reward, terminated, _, value, v_last = random_rollout(3)
     discount = GAMMA * (1.0 - terminated.astype(np.float32))
-    reference = jax.vmap(
-        lambda r, d, v: rlax.truncated_generalized_advantage_estimation(r, d, LAMBDA, v),
-        in_axes=1,
-        out_axes=1,
-    )(reward, discount, np.concatenate([value, v_last[None]]))
+    of_one = lambda r, d, v: rlax.truncated_generalized_advantage_estimation(r, d, LAMBDA, v)  # noqa: E731
+    of_all = jax.jit(jax.vmap(of_one, in_axes=1, out_axes=1))
+    reference = of_all(reward, discount, np.concatenate([value, v_last[None]]))
     out = advantages(reward, terminated, np.zeros_like(terminated), value, v_last)
     np.testing.assert_allclose(out, reference, rtol=1e-5, atol=1e-5)
 

@@ -23,9 +23,7 @@ def assert_moments(known, rows, tolerance=1e-5):
     rows = np.asarray(rows, np.float64)
     assert float(known.count) == len(rows)
     np.testing.assert_allclose(known.mean, rows.mean(0), rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(
-        moments.variance(known), rows.var(0), rtol=tolerance, atol=tolerance
-    )
+    np.testing.assert_allclose(moments.variance(known), rows.var(0), rtol=tolerance, atol=tolerance)
 
 
 @jax.jit
@@ -33,9 +31,7 @@ def in_turns(x, turn, place):
     """Rows merged turn by turn, the sums of the places added in each, as in training."""
     known = moments.init((D,))
     for i in range(MERGES):
-        parts = [
-            moments.power_sums(known, x, (turn == i) & (place == p)) for p in range(PLACES)
-        ]
+        parts = [moments.power_sums(known, x, (turn == i) & (place == p)) for p in range(PLACES)]
         known = moments.merge(known, jax.tree.map(lambda *s: sum(s), *parts))
     return known
 
@@ -44,9 +40,7 @@ def labels(largest):
     return st.lists(st.integers(0, largest), min_size=T * B, max_size=T * B)
 
 
-values = st.lists(
-    st.floats(-100, 100, width=32), min_size=T * B * D, max_size=T * B * D
-)
+values = st.lists(st.floats(-100, 100, width=32), min_size=T * B * D, max_size=T * B * D)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

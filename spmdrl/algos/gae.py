@@ -28,15 +28,17 @@ def gae(
     discount_t: Float[Array, "T B"],
     trace_t: Float[Array, "T B"],
     v_tm1: Float[Array, "T B"],
-    v_last: Float[Array, "B"],
+    v_last: Float[Array, B],
 ) -> Float[Array, "T B"]:
     """A_t = delta_t + trace_t A_{t+1} with delta_t = r_t + discount_t v_t - v_{t-1}."""
     v_t = jnp.concatenate([v_tm1[1:], v_last[None]])
-    delta_t = r_t + discount_t * v_t - v_tm1
+    # Selected, not multiplied: a simulation that ends because it diverged has a final value that
+    # is not finite, and 0 times that would poison the whole episode.
+    delta_t = r_t + jnp.where(discount_t > 0, discount_t * v_t, 0.0) - v_tm1
 
     def backward(advantage: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
         delta, trace = x
-        advantage = delta + trace * advantage
+        advantage = delta + jnp.where(trace > 0, trace * advantage, 0.0)
         return advantage, advantage
 
     _, advantage_t = jax.lax.scan(

@@ -33,12 +33,17 @@ class EnvBatch(Protocol):
 
     spec: EnvSpec
     num_envs: int
+    needs_x64: bool  # its compiled form takes float64
 
     def reset(self) -> np.ndarray: ...
     def send(self, action: np.ndarray) -> None: ...
     def recv(self) -> TimeStep: ...
     def xla(self) -> XlaStep | None:
         """The compiled form, or None where the backend has none."""
+        ...
+
+    def render(self) -> np.ndarray:
+        """An RGB frame of the first environment."""
         ...
 
     def close(self) -> None: ...
@@ -66,9 +71,12 @@ def action_space(space: Any, env_id: str) -> ActionSpace:
         )
     if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
         nvec = tuple(int(n) for n in space.nvec)
-        return ActionSpace("multi_discrete", (len(nvec),), np.dtype(np.int32), nvec=nvec)
+        start = np.asarray(getattr(space, "start", 0), np.int32)
+        return ActionSpace("multi_discrete", (len(nvec),), np.dtype(np.int32), nvec, start)
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return ActionSpace("box", space.shape, np.dtype(space.dtype), low=space.low, high=space.high)
+        return ActionSpace(
+            "box", space.shape, np.dtype(space.dtype), low=space.low, high=space.high
+        )
     raise ConfigError(
         f"env.id {env_id} has actions {space}; spmdrl can use Discrete, MultiDiscrete and float Box"
     )
@@ -96,7 +104,9 @@ def check_actions(space: ActionSpace, num_envs: int, action: np.ndarray) -> None
     else:
         low, high = np.asarray(space.start), np.asarray(space.nvec) - 1 + space.start
     if (action < low).any() or (action > high).any():
-        raise ValueError(f"an action is outside of [{low}, {high}]: {action.min()} .. {action.max()}")
+        raise ValueError(
+            f"an action is outside of [{low}, {high}]: {action.min()} .. {action.max()}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------

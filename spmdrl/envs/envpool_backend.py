@@ -52,7 +52,7 @@ class EnvpoolBatch:
         self.pool.send(action)
 
     def recv(self) -> TimeStep:
-        return self._time_step(*self.pool.recv(), np)
+        return self._time_step(self.pool.recv(), np)
 
     def xla(self) -> base.XlaStep | None:
         import jax
@@ -64,20 +64,20 @@ class EnvpoolBatch:
         def step(handle: Any, action: Any) -> tuple[Any, TimeStep]:
             action = base.to_env_action(self.spec.action, action, jnp)
             handle, answer = pool_step(handle, action)
-            return handle, self._time_step(*answer, jnp)
+            return handle, self._time_step(answer, jnp)
 
         return base.XlaStep(handle, step)
 
     def render(self) -> np.ndarray:
         """An RGB frame of the first environment; needs the option render_mode="rgb_array"."""
-        return self.pool.render()[0]
+        frames: Any = self.pool.render()
+        return frames[0]
 
     def close(self) -> None:
         self.pool.close()
 
-    def _time_step(
-        self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, xp: Any
-    ) -> TimeStep:
+    def _time_step(self, answer: Any, xp: Any) -> TimeStep:
+        obs, reward, terminated, truncated, info = answer
         if self._raw_reward_in_info:
             reward = info["reward"]
         over = info["terminated"].astype(bool) if self._game_over_in_info else terminated

@@ -20,7 +20,8 @@ class GymnasiumBatch:
 
     def __init__(self, env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]):
         self.num_envs = len(seeds)
-        self._seeds = list(seeds)
+        self.needs_x64 = False
+        self._seeds: Any = list(seeds)
         mode = "async" if threads > 1 and len(seeds) > 1 else "sync"
         self.envs = gym.make_vec(env_id, len(seeds), vectorization_mode=mode, **options)
         self._obs_space = self.envs.single_observation_space
@@ -48,6 +49,10 @@ class GymnasiumBatch:
 
     def xla(self) -> None:
         return None
+
+    def render(self) -> np.ndarray:
+        frames: Any = self.envs.render()
+        return frames[0]
 
     def close(self) -> None:
         self.envs.close()

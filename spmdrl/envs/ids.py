@@ -5,6 +5,7 @@ Public names: `check_id`, `envpool_ids`, `write_envpool_ids`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from pathlib import Path
 
@@ -53,8 +54,13 @@ def _check_envpool(env_id: str) -> None:
 def _check_gymnasium(env_id: str) -> None:
     import gymnasium as gym
 
+    module, _, name = env_id.rpartition(":")
     try:
-        gym.spec(env_id)
-    except (gym.error.Error, ModuleNotFoundError) as error:
-        close = suggest(env_id, gym.registry.keys())
-        raise ConfigError(f"env.id {env_id!r}: {error}{close}") from error
+        if module:  # "package:Name-v0" registers its environments when it is imported
+            importlib.import_module(module)
+        gym.spec(name)
+    except ImportError as error:
+        raise ConfigError(f"env.id {env_id!r}: {error}") from error
+    except gym.error.Error as error:
+        close = suggest(name, gym.registry.keys())
+        raise ConfigError(f"env.id {env_id!r} is not a Gymnasium environment{close}") from error

@@ -51,9 +51,7 @@ def conv_as_matmul(
     n, height, width, _ = x.shape
     out_h, out_w = (height - size) // stride + 1, (width - size) // stride + 1
     x = _space_to_depth(x, stride)
-    views = [
-        x[:, i : i + out_h, j : j + out_w, :] for i in range(cells) for j in range(cells)
-    ]
+    views = [x[:, i : i + out_h, j : j + out_w, :] for i in range(cells) for j in range(cells)]
     patches = jnp.concatenate(views, axis=-1).astype(jnp.float32)
     weights = kernel.reshape(cells, stride, cells, stride, channels, features)
     weights = weights.transpose(0, 2, 1, 3, 4, 5).reshape(-1, features)

@@ -52,7 +52,7 @@ class Categorical:
         choices = [jnp.argmax(part, axis=-1).astype(jnp.int32) for part in self._split(params)]
         return choices[0] if self.squeeze else jnp.stack(choices, axis=-1)
 
-    def log_prob(self, params: Array, action: Shaped[Array, "..."]) -> Float[Array, "*rows"]:
+    def log_prob(self, params: Array, action: Shaped[Array, ...]) -> Float[Array, "*rows"]:
         action = action[..., None] if self.squeeze else action
         total = jnp.zeros(params.shape[:-1], jnp.float32)
         for i, part in enumerate(self._split(params)):

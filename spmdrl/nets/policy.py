@@ -16,7 +16,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Shaped
 
 from spmdrl import moments
-from spmdrl.config import Config
+from spmdrl.config import Config, ConfigError
 from spmdrl.nets.conv import Conv
 from spmdrl.nets.distributions import DiagNormal, Distribution, make_distribution
 from spmdrl.types import Carry, EnvSpec, Moments, Params
@@ -44,7 +44,8 @@ class Mlp(nn.Module):
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
-        x = x.reshape(x.shape[0], -1).astype(jnp.float32)
+        scale = 1 / 255 if x.dtype == jnp.uint8 else 1.0
+        x = x.reshape(x.shape[0], -1).astype(jnp.float32) * scale
         for width in self.hidden:
             x = ACTIVATIONS[self.activation](dense(width, SQRT2)(x))
         return x
@@ -77,7 +78,7 @@ class ActorCritic(nn.Module):
         self, carry: Carry, obs: Shaped[Array, "N ..."], first: Array
     ) -> tuple[Carry, Array, Array]:
         if self.obs_clip is not None:
-            known = self.get_variable("obs_stats", "moments")
+            known: Any = self.get_variable("obs_stats", "moments")
             obs = moments.normalize(known, obs, self.obs_clip)
         actor = self.make_torso("torso" if self.shared else "actor_torso")(obs)
         critic = actor if self.shared else self.make_torso("critic_torso")(obs)
@@ -98,13 +99,17 @@ def variables_of(params: Params, obs_moments: Moments) -> dict[str, Any]:
 
 def make_policy(config: Config, spec: EnvSpec) -> Policy:
     dist = make_distribution(spec.action)
-    normalize = config.env.normalize_obs and not spec.is_image
+    if config.env.normalize_obs and spec.is_image:
+        raise ConfigError(
+            f"env.normalize_obs is for vectors; {config.env.id} gives images, which are scaled "
+            "by 1/255 already"
+        )
     net = ActorCritic(
         make_torso=_torso_maker(config, spec),
         dist=dist,
         shared=config.net.shared,
         log_std_init=config.net.log_std_init,
-        obs_clip=config.env.obs_clip if normalize else None,
+        obs_clip=config.env.obs_clip if config.env.normalize_obs else None,
     )
 
     def init(key: Array) -> Params:
@@ -115,7 +120,10 @@ def make_policy(config: Config, spec: EnvSpec) -> Policy:
         _, grown = net.apply(blank, (), obs, first, rngs={"params": key}, mutable=["params"])
         return grown["params"]
 
-    return Policy(init=init, apply=net.apply, initial_carry=lambda _: (), dist=dist)
+    def apply(variables: Any, carry: Carry, obs: Array, first: Array) -> Any:
+        return net.apply(variables, carry, obs, first)
+
+    return Policy(init=init, apply=apply, initial_carry=lambda _: (), dist=dist)
 
 
 def _torso_maker(config: Config, spec: EnvSpec) -> Callable[[str], nn.Module]:
@@ -125,7 +133,7 @@ def _torso_maker(config: Config, spec: EnvSpec) -> Callable[[str], nn.Module]:
     if torso == "mlp":
         return lambda name: Mlp(config.net.hidden, config.net.activation, name=name)
     if not spec.is_image:
-        raise ValueError(
+        raise ConfigError(
             f"net.torso nature_cnn needs uint8 images; {config.env.id} gives "
             f"{spec.obs_dtype} of shape {spec.obs_shape}; use --net.torso mlp"
         )

@@ -1,0 +1,63 @@
+"""Gather mode: every rank rolls out, rank 0 alone learns, and sends the parameters back.
+
+What `mpi_util` users know; here to be compared with averaged gradients, and for algorithms whose
+updates cannot be averaged. Ranks may have different numbers of environments. Public names:
+`gathered`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from spmdrl.mesh import AXIS, on_device, replicate
+from spmdrl.shards import rollout_specs
+from spmdrl.sync import broadcast_tree
+from spmdrl.types import Rollout, TrainState
+from spmdrl.update import Update
+from spmdrl.world import World
+
+
+def gathered(update: Update, world: World, mesh: Mesh) -> Update:
+    """The given single-rank update on rank 0, with all ranks' rollouts."""
+
+    def on_root(state: TrainState, rollout: Rollout, key: Array) -> Any:
+        whole = gather_rollout(world, mesh, rollout)
+        metrics: dict[str, Any] = {}
+        if world.is_root:
+            state, metrics = update(state, whole, key)
+            metrics = {k: np.asarray(v).tolist() for k, v in metrics.items()}
+        metrics = {k: np.asarray(v) for k, v in world.broadcast_json(metrics).items()}
+        return share_model(world, mesh, state), metrics
+
+    return on_root
+
+
+def gather_rollout(world: World, mesh: Mesh, rollout: Rollout) -> Rollout:
+    """All environments side by side on rank 0's devices; the other ranks' answer is unused."""
+
+    def of_field(spec: PartitionSpec, part: Any) -> Any:
+        axis = list(spec).index(AXIS)
+
+        def of_leaf(x: Array) -> Any:
+            rows = world.gather_rows(np.moveaxis(np.asarray(x), axis, 0))
+            if rows is None:
+                return x
+            return jax.device_put(np.moveaxis(rows, 0, axis), NamedSharding(mesh, spec))
+
+        return jax.tree.map(of_leaf, part)
+
+    is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+    return jax.tree.map(of_field, rollout_specs(), rollout, is_leaf=is_spec)
+
+
+def share_model(world: World, mesh: Mesh, state: TrainState) -> TrainState:
+    """Rank 0's parameters and moments on every rank; only rank 0 needs the optimiser's state."""
+    shared = (state.step, state.params, state.obs_moments)
+    shared = broadcast_tree(world, on_device(shared, mesh.local_devices[0]))
+    step, params, obs_moments = replicate(shared, mesh) if world.size > 1 else shared
+    return state.replace(step=step, params=params, obs_moments=obs_moments)

@@ -1,0 +1,65 @@
+"""Short in-process trainings, alone and together with the other ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+
+from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig
+from spmdrl.launch import Topology
+from spmdrl.loop import train
+from spmdrl.metrics import make_logger
+from spmdrl.rundir import RunDir
+from spmdrl.safety import StopRequest, Watchdog
+from spmdrl.world import World
+
+CARTPOLE = Config(
+    env=EnvConfig(id="CartPole-v1", num_envs=64),
+    algo=AlgoConfig(num_steps=32, minibatches=4, epochs=2),
+)
+MUJOCO = Config(
+    env=EnvConfig(id="HalfCheetah-v4", num_envs=64, normalize_obs=True, normalize_reward=True),
+    algo=AlgoConfig(num_steps=16, minibatches=4, epochs=2, entropy_coef=0.0),
+)
+PONG = Config(
+    env=EnvConfig(id="Pong-v5", num_envs=8, reward="sign"),
+    net=NetConfig(shared=True),
+    algo=AlgoConfig(num_steps=8, minibatches=2, epochs=1),
+)
+
+
+def updates(config: Config, count: int, **sync: Any) -> Config:
+    return dataclasses.replace(
+        config,
+        total_steps=config.batch_size * count,
+        sync=dataclasses.replace(config.sync, **sync),
+        checkpoint=dataclasses.replace(config.checkpoint, every=1, keep=count + 1),
+    )
+
+
+def run(config: Config, devices: int, world: World, folder: Path) -> dict[str, Any]:
+    """Train into the folder; the summary."""
+    config = dataclasses.replace(config, devices=devices, run_dir=str(folder))
+    topology = Topology(world.rank, world.size, world.rank, world.size)
+    folder.mkdir(parents=True, exist_ok=True)
+    logger = make_logger(config, folder, "test", world.is_root)
+    place = RunDir(folder, "test", resumed=False)
+    watchdog = Watchdog(world.rank, world.size, None)
+    summary = train(config, topology, world, place, logger, StopRequest(), watchdog)
+    (folder / f"summary-{world.rank}.json").write_text(json.dumps(summary))
+    return summary
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics that do not depend on the clock or the topology."""
+    timed = ("time/", "perf/", "comm/", "rank/", "progress/eta")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(n).items() if not k.startswith(timed)} for n in lines]
+
+
+
+
+__all__ = ["CARTPOLE", "MUJOCO", "PONG", "rows", "run", "updates"]

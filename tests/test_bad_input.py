@@ -1,0 +1,292 @@
+"""Bad input is answered at once: exit code 2, a short message that names the thing, no jax.
+
+All cases run one after the other in a single child interpreter, which reports what `main` returned,
+what it said and whether jax or a simulator was imported by then. A few run as real commands too.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from spmdrl.config import Config, EnvConfig, to_json
+
+ROOT = Path(__file__).resolve().parents[1]
+GOOD = "configs/cartpole.py"
+HEAVY = ("jax", "jaxlib", "flax", "envpool", "mpi4py", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    argv: list[str]
+    says: list[str]  # substrings of the message
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def change(name: str, flags: str, *says: str, **env: str) -> Case:
+    """The good config with these flags."""
+    return Case(name, [GOOD, *flags.split()], list(says), env)
+
+
+def file(name: str, *says: str) -> Case:
+    """A bad config file, see FILES."""
+    return Case(f"file_{name}", [f"TMP/{name}.py"], [f"{name}.py", *says])
+
+
+FILES = {
+    "syntax": "from spmdrl.config import Config\nconfig = Config(seed=3\n",
+    "raises": "x = 1\nconfig = {}['nothing']\n",
+    "get_config_raises": "def get_config():\n    return 1 / 0\n",
+    "imports_missing": "import a_module_that_is_not_there\n",
+    "empty": "",
+    "wrong_object": "config = {'seed': 1}\n",
+    "field_typo": "from spmdrl.config import Config\nconfig = Config(sede=3)\n",
+    "variant_typo": (
+        "from dataclasses import replace\nfrom spmdrl.config import Config\n"
+        "base = Config()\nconfig = replace(base, algo=replace(base.algo, gama=0.9))\n"
+    ),
+    "wrong_type": (
+        "from spmdrl.config import Config, EnvConfig\n"
+        "config = Config(env=EnvConfig(num_envs='8'))\n"
+    ),
+    "wrong_choice": (
+        "from spmdrl.config import Config, EnvConfig\n"
+        "config = Config(env=EnvConfig(backend='envpol'))\n"
+    ),
+    "wrong_part": "from spmdrl.config import Config\nconfig = Config(env='CartPole-v1')\n",
+}
+
+CASES = [
+    # the config file
+    Case("nothing", [], ["first argument must be a config file", "configs/cartpole.py"]),
+    Case("flags_only", ["--seed", "1"], ["first argument must be a config file"]),
+    Case("file_missing", ["configs/cartpol.py"], ["cartpol.py", "mean configs/cartpole.py?"]),
+    Case("folder_missing", ["config/cartpole.py"], ["config/", "mean configs/cartpole.py?"]),
+    Case("file_is_folder", ["configs"], ["configs", "is not a file"]),
+    file("syntax", "SyntaxError", "line 2"),
+    file("raises", "KeyError", "'nothing'", "line 2"),
+    file("get_config_raises", "ZeroDivisionError", "line 2"),
+    file("imports_missing", "a_module_that_is_not_there", "line 1"),
+    file("empty", "must define `config = Config(...)`"),
+    file("wrong_object", "must define `config = Config(...)`", "found dict"),
+    file("field_typo", "'sede'", "line 2", "mean seed?"),
+    file("variant_typo", "'gama'", "line 4", "mean gamma?"),
+    Case("file_wrong_type", ["TMP/wrong_type.py"], ["env.num_envs is '8'", "must be int"]),
+    Case("file_wrong_choice", ["TMP/wrong_choice.py"], ["env.backend", "mean envpool?"]),
+    Case("file_wrong_part", ["TMP/wrong_part.py"], ["env is 'CartPole-v1'", "must be EnvConfig"]),
+    # names and types of flags
+    change("flag_typo", "--sede 3", "--sede", "--seed"),
+    change("nested_flag_typo", "--algo.gama 0.9", "--algo.gama", "--algo.gamma"),
+    change("flag_in_wrong_part", "--optim.gamma 0.9", "--optim.gamma", "--algo.gamma"),
+    change("flag_without_part", "--num-envs 4", "--num-envs", "--env.num-envs or --eval.num-envs"),
+    change("stray_word", "fast", "fast"),
+    change("value_missing", "--seed", "--seed", "Missing value"),
+    change("text_for_int", "--seed abc", "--seed", "'abc'"),
+    change("fraction_for_int", "--env.num-envs 3.5", "--env.num-envs", "'3.5'"),
+    change("text_for_float", "--optim.lr fast", "--optim.lr", "'fast'"),
+    change("value_for_switch", "--env.normalize-obs maybe", "normalize_obs", "'maybe'", "no-norm"),
+    change("value_by_equals", "--restart=True", "restart", "'True'", "--no-restart"),
+    change("choice", "--algo.normalize-advantage mini", "'mini'", "advantage", "'minibatch'"),
+    change("strategy", "--sync.strategy nccl", "'nccl'", "--sync.strategy", "'allreduce'"),
+    change("backend", "--env.backend gym", "'gym'", "--env.backend", "'gymnasium'"),
+    # values
+    change("seed_negative", "--seed -1", "seed is -1", "0 to 2147483647"),
+    change("seed_too_large", "--seed 2147483648", "seed is 2147483648", "0 to 2147483647"),
+    change("gamma", "--algo.gamma 1.5", "algo.gamma is 1.5", "between 0 and 1"),
+    change("gamma_nan", "--algo.gamma nan", "algo.gamma is nan", "between 0 and 1"),
+    change("lambda", "--algo.gae-lambda -0.1", "algo.gae_lambda is -0.1", "between 0 and 1"),
+    change("lr_zero", "--optim.lr 0", "optim.lr is 0.0", "above 0"),
+    change("lr_infinite", "--optim.lr inf", "optim.lr is inf", "finite"),
+    change("beta", "--optim.adam-b2 1", "optim.adam_b2 is 1.0", "below 1"),
+    change("clip", "--algo.clip-eps -0.2", "algo.clip_eps is -0.2", "above 0"),
+    change("log_std", "--net.log-std-init nan", "net.log_std_init is nan", "finite"),
+    change("epochs", "--algo.epochs 0", "algo.epochs is 0", "at least 1"),
+    change("envs_zero", "--env.num-envs 0", "env.num_envs is 0", "at least 1"),
+    change("width_zero", "--net.hidden 64 0", "net.hidden is (64, 0)", "at least 1"),
+    change("target_kl", "--algo.target-kl 0", "algo.target_kl is 0.0", "above 0"),
+    change("log_every", "--log.every 0", "log.every is 0", "at least 1"),
+    change("keep_none", "--checkpoint.keep 0", "checkpoint.keep is 0", "at least 1"),
+    change("save_every", "--checkpoint.every -5", "checkpoint.every is -5", "0 or more"),
+    # sizes
+    change("minibatches", "--algo.minibatches 3", "128", "algo.minibatches 3", "nearest: 126, 129"),
+    change("too_few_steps", "--total-steps 100", "total_steps 100", "4 x", "nearest: 512"),
+    change("envs_by_devices", "--devices 3", "env.num_envs 4", "3 devices", "nearest: 3, 6"),
+    change("envs_below_devices", "--devices 8", "env.num_envs 4", "8 devices", "nearest: 8"),
+    change(
+        "envs_by_jax_ranks",
+        "--env.num-envs 10 --nprocs 4 --sync.strategy jax",
+        "env.num_envs 10", "4 ranks", "nearest: 8, 12",
+    ),
+    change("envs_below_ranks", "--nprocs 8", "env.num_envs 4", "8 ranks", "nearest: 8"),
+    change(
+        "shards_by_envs", "--sync.deterministic --sync.shards 3",
+        "env.num_envs 4", "sync.shards 3", "nearest: 3, 6",
+    ),
+    change(
+        "shards_by_devices",
+        "--env.num-envs 8 --sync.deterministic --sync.shards 4 --devices 4",
+        "sync.shards 4", "two per device", "nearest: 8",
+    ),
+    # ranks and devices
+    change("nprocs_zero", "--nprocs 0", "nprocs is 0", "at least 1"),
+    change("nprocs_text", "--nprocs two", "--nprocs", "'two'"),
+    change("devices_negative", "--devices -1", "devices is -1", "0 or more"),
+    change(
+        "nprocs_inside_mpirun", "--nprocs 4",
+        "nprocs is 4", "mpirun has started 2 ranks", "leave --nprocs out",
+        OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2",
+    ),
+    # environments
+    change("env_typo", "--env.id CartPol-v1", "env.id 'CartPol-v1'", "mean CartPole-v1?"),
+    change("env_version", "--env.id Ant-v9", "env.id 'Ant-v9'", "mean Ant-v5?"),
+    change("env_of_gymnasium", "--env.id ALE/Pong-v5", "'ALE/Pong-v5'", "mean Pong-v5?"),
+    change(
+        "gymnasium_typo", "--env.backend gymnasium --env.id Acrobt-v1",
+        "env.id 'Acrobt-v1'", "mean Acrobot-v1?",
+    ),
+    change(
+        "gymnasium_module", "--env.backend gymnasium --env.id not_there:Maze-v0",
+        "env.id 'not_there:Maze-v0'", "No module named 'not_there'",
+    ),
+    # run directories
+    change("below_a_file", "--run-dir TMP/empty.py/run", "TMP/empty.py/run", "not a directory"),
+    change("is_a_file", "--run-dir TMP/empty.py", "run_dir TMP/empty.py", "not a directory"),
+    change("foreign", "--run-dir TMP/foreign", "run_dir TMP/foreign", "no run of spmdrl"),
+    change("foreign_restart", "--run-dir TMP/foreign --restart", "TMP/foreign", "no run of spmdrl"),
+    change("changed_env", "--run-dir TMP/run", "TMP/run", "env.id: 'Acrobot-v1' ->", "--restart"),
+    change("changed_seed", "--run-dir TMP/run --seed 7", "seed: 1 -> 7", "--restart"),
+    change("damaged_run", "--run-dir TMP/damaged", "TMP/damaged/config.json", "damaged"),
+    # optional packages
+    change("no_wandb", "--log.wandb project", "log.wandb", "--extra wandb"),
+    change("no_tensorboard", "--log.tensorboard", "log.tensorboard", "--extra tb"),
+]  # fmt: skip
+
+# Reads the cases, answers in JSON. What must not happen is replaced by something harmless.
+RUNNER = """
+import contextlib, io, json, os, sys, types
+for optional in ("wandb", "tensorboardX"):
+    sys.modules[optional] = None  # as where they are not installed
+from spmdrl.train import main
+session = types.ModuleType("spmdrl.session")
+session.run_session = lambda *_: "training began"
+sys.modules["spmdrl.session"] = session
+os.execv = lambda *_: sys.exit("mpirun was started")
+heavy = json.loads(sys.argv[1])
+answers = []
+for argv, env in json.load(sys.stdin):
+    os.environ.update(env)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            code = main(argv)
+        except SystemExit as end:
+            code = end.code
+        except BaseException as error:
+            code = f"{type(error).__name__}: {error}"
+    for name in env:
+        del os.environ[name]
+    answers.append([code, said.getvalue(), [m for m in heavy if m in sys.modules]])
+print(json.dumps(answers))
+"""
+
+
+def plain(text: str) -> str:
+    """Without the frames that tyro draws, on one line."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+
+
+def environment() -> dict[str, str]:
+    """Ours, without what a launcher of this very test may have set."""
+    launchers = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "SPMDRL_")
+    return {k: v for k, v in os.environ.items() if not k.startswith(launchers)} | {"COLUMNS": "100"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Bad config files and run directories."""
+    place = tmp_path_factory.mktemp("bad")
+    for name, text in FILES.items():
+        (place / f"{name}.py").write_text(text)
+    for name in ("foreign", "run", "damaged"):
+        (place / name).mkdir()
+    (place / "foreign" / "thesis.tex").write_text("do not lose this")
+    before = Config(seed=1, env=EnvConfig(id="Acrobot-v1", num_envs=4))
+    (place / "run" / "config.json").write_text(to_json(replace(before, run_dir=str(place / "run"))))
+    (place / "damaged" / "config.json").write_text(to_json(before)[:100])
+    return place
+
+
+def filled(words: list[str], folder: Path) -> list[str]:
+    return [word.replace("TMP", str(folder)) for word in words]
+
+
+@pytest.fixture(scope="module")
+def answers(folder) -> dict[str, tuple[object, str, list[str]]]:
+    questions = [[filled(case.argv, folder), case.env] for case in CASES]
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, json.dumps(HEAVY)],
+        input=json.dumps(questions),
+        capture_output=True, text=True, cwd=ROOT, env=environment(), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    return dict(zip([case.name for case in CASES], found, strict=True))
+
+
+def test_there_are_enough_cases_with_names_of_their_own():
+    assert len({case.name for case in CASES}) == len(CASES) >= 30
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_bad_input(case, answers, folder):
+    code, said, heavy = answers[case.name]
+    message = plain(said)
+    assert code == 2, (code, message)
+    assert heavy == []
+    for part in filled(case.says, folder):
+        assert part in message
+    assert "Traceback" not in message
+    assert len(message.replace(str(folder), "")) < 450, message
+
+
+@pytest.mark.parametrize("name", ["file_missing", "nested_flag_typo", "env_typo", "foreign"])
+def test_bad_input_as_a_command(name, folder):
+    case = next(case for case in CASES if case.name == name)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "spmdrl.train", *filled(case.argv, folder)],
+        capture_output=True, text=True, cwd=ROOT, env=environment(), check=False,
+    )  # fmt: skip
+    lines = done.stderr.splitlines()
+    imported = {
+        line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")
+    }
+    message = plain("\n".join(line for line in lines if not line.startswith("import time:")))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "spmdrl.config" in imported
+    assert not imported & set(HEAVY)
+    for part in filled(case.says, folder):
+        assert part in message
+
+
+def test_nothing_was_moved_or_written(answers, folder):
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"foreign", "run", "damaged"}
+    assert [p.name for p in (folder / "foreign").iterdir()] == ["thesis.tex"]
+    assert [p.name for p in (folder / "run").iterdir()] == ["config.json"]
+
+
+def test_help_is_answered_without_jax():
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "spmdrl.train", GOOD, "--help"],
+        capture_output=True, text=True, cwd=ROOT, env=environment(), check=False,
+    )  # fmt: skip
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == 0
+    assert "--algo.clip-eps" in done.stdout
+    assert not imported & set(HEAVY)

@@ -1,0 +1,107 @@
+"""Modules import only from the layers below their own, and jax only where it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "spmdrl"
+
+# From the ground up; a folder is one layer. What is not listed is a tool: it may import anything,
+# and nothing of the trainer imports it.
+LAYERS = [
+    "config", "launch", "types", "moments", "mesh", "shards", "envs", "nets", "algos", "world",
+    "sync", "checkpoint", "rollout", "update", "gather", "console", "metrics", "rundir", "safety",
+    "resume", "loop", "session", "train",
+]  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    """{"nets.policy": its file}; a folder's own name stands for its __init__."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name:
+            found[name] = file
+    return found
+
+
+MODULES = modules()
+
+
+def imports(tree: ast.AST) -> list[str]:
+    """Full names of everything imported anywhere in the tree, also inside functions."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def own_imports(file: Path) -> set[str]:
+    """The modules of this package among them."""
+    found = set()
+    for name in imports(ast.parse(file.read_text())):
+        package, _, inside = name.partition(".")
+        if package == "spmdrl":
+            whole = inside in MODULES  # `from spmdrl import moments`, not a name of a module
+            found.add(inside if whole else inside.rpartition(".")[0])
+    return found - {""}
+
+
+def layer(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_every_layer_exists():
+    assert set(LAYERS) <= {layer(name) for name in MODULES}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if layer(name) in LAYERS])
+def test_imports_point_downwards(module):
+    mine = layer(module)
+    allowed = {*LAYERS[: LAYERS.index(mine)], mine}
+    wrong = {name for name in own_imports(MODULES[module]) if layer(name) not in allowed}
+    assert not wrong, f"{module} imports {wrong}, which are above it, tools, or have no layer yet"
+
+
+def test_the_reading_of_imports():
+    """Else the test above could be satisfied by seeing nothing."""
+    assert {"config", "types", "nets.conv", "moments"} <= own_imports(MODULES["nets.policy"])
+    assert "session" in own_imports(MODULES["train"])  # inside a function
+
+
+def test_only_sync_imports_mpi4jax():
+    importers = {
+        name
+        for name, file in MODULES.items()
+        if any(i.partition(".")[0] == "mpi4jax" for i in imports(ast.parse(file.read_text())))
+    }
+    assert importers == {"sync"}
+
+
+LIGHT = ["config", "launch", "rundir", "envs.ids", "train", "evaluate", "plot"]
+
+
+def test_light_modules_do_not_load_jax():
+    names = ", ".join(f"spmdrl.{name}" for name in LIGHT)
+    heavy = ["jax", "flax", "optax", "envpool", "gymnasium", "mpi4py", "mpi4jax", "matplotlib"]
+    program = f"import sys, {names}; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_trainer_loads_without_mpi():
+    """Importing the whole trainer must not touch MPI, which may be missing or broken."""
+    program = (
+        "import sys; sys.modules['mpi4py'] = sys.modules['mpi4jax'] = None; import spmdrl.session"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
