@@ -152,14 +152,19 @@ class Panel:
             f"{row['episode/count']:,}, length {number(row['episode/length_mean'], '.0f')}",
         )
         grid.add_row("speed", f"{row['perf/sps']:,.0f} steps/s")
-        grid.add_row("time", _time_bar(row))
+        bar, words = _time_bar(row)
+        grid.add_row("time", bar)
+        grid.add_row("", words)
         grid.add_row(
             "learning",
-            f"kl {number(row.get('ppo/approx_kl'), '.4f')}   "
-            f"clipped {number(row.get('ppo/clip_frac'), '.1%')}   "
-            f"entropy {number(row.get('loss/entropy'), '.3f')}   "
-            f"explained {number(row.get('ppo/explained_variance'), '.2f')}   "
-            f"lr {number(row.get('optim/lr'), '.1e')}",
+            f"kl {number(row.get('ppo/approx_kl'), '.4f')}  "
+            f"clipped {number(row.get('ppo/clip_frac'), '.1%')}  "
+            f"entropy {number(row.get('loss/entropy'), '.2f')}",
+        )
+        grid.add_row(
+            "",
+            f"explained variance {number(row.get('ppo/explained_variance'), '.2f')}  "
+            f"learning rate {number(row.get('optim/lr'), '.1e')}",
         )
         title = f"[bold]spmdrl[/] {self._config.env.id}  seed {self._config.seed}"
         return Box(grid, title=title, subtitle=str(self._dir), expand=False, padding=(1, 2))
@@ -183,12 +188,13 @@ class Panel:
 COLORS = ("cyan", "blue", "magenta", "yellow", "red", "green", "white")
 
 
-def _time_bar(row: Mapping[str, Any], width: int = 40) -> Any:
+def _time_bar(row: Mapping[str, Any], width: int = 40) -> tuple[Any, Any]:
+    """A bar of the parts and their names; apart, so that both fit a terminal of 80 columns."""
     from rich.text import Text
 
     bar, words = Text(), Text()
     for name, share in time_shares(row):
         color = COLORS[PARTS.index(name)]
         bar.append("█" * max(1, round(share * width)), style=color)
-        words.append(f"  {name} {share:.0%}", style=color)
-    return bar + words
+        words.append(f"{name} {share:.0%}  ", style=color)
+    return bar, words

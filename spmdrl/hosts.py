@@ -29,6 +29,9 @@ HEADER = (
 )
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+# After so many silent seconds mpirun asks every so many, so many times, then gives a host up and
+# ends the job. By itself it would do so after many minutes.
+KEEPALIVE = {"time": 10, "intvl": 5, "probes": 4}
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,8 @@ def _merge(path: str, hosts: Sequence[Host]) -> list[Host]:
 def mpirun_command(hosts: Sequence[Host], program: Sequence[str]) -> list[str]:
     """mpirun over the hosts; a part for each run of hosts that show the same GPUs."""
     command = ["mpirun", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *_ssh_args(hosts)]
+    for name, value in KEEPALIVE.items() if len(hosts) > 1 else []:
+        command += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
     command += [
         "--bind-to",
         "core" if _same(h.gpus for h in hosts) and not hosts[0].gpus else "none",

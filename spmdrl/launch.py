@@ -105,7 +105,12 @@ def threads_per_rank(topology: Topology) -> int:
     return max(1, cores() if bound else cores() // topology.local_size)
 
 
-def prepare_process(topology: Topology, devices: int) -> None:
+# Whether a product and a sum become one rounding (FMA) depends on how XLA happens to fuse the
+# program, which differs between topologies. Instruction sets before AVX2 do not have it.
+SAME_BITS_FLAG = "--xla_cpu_max_isa=AVX"
+
+
+def prepare_process(topology: Topology, devices: int, deterministic: bool = False) -> None:
     """Set what XLA reads when jax is first imported; what the user has set stays."""
     if "jax" in sys.modules:
         return  # too late to change anything; the caller set it up (tests do)
@@ -118,6 +123,8 @@ def prepare_process(topology: Topology, devices: int) -> None:
         and threads_per_rank(topology) == 1
     ):
         flags += " --xla_cpu_multi_thread_eigen=false"
+    if deterministic and "xla_cpu_max_isa" not in flags:
+        flags += f" {SAME_BITS_FLAG}"
     os.environ["XLA_FLAGS"] = flags.strip()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # OpenBLAS, which initialises the networks, would spin on all cores at once for every rank.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from spmdrl.batch import WARNING_S, Job, pbs_script, seconds, slurm_script
 from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError, load, validate
+from spmdrl.envs.ids import check_id
 from spmdrl.hosts import Host, as_text, mpirun_command, read_cluster, read_hostfile, ssh_advice
 
 TIME = re.compile(r"(\d+-)?\d+(:[0-5]?\d){0,2}")
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, flags = parse(sys.argv[1:] if argv is None else argv)
     try:
         config = load([args.config, *flags])
+        check_id(config.env)
         if config.nprocs > 1:
             raise ConfigError("--nprocs starts ranks on one machine; here use --ranks-per-node")
         if args.hostfile or args.cluster:

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = shared_config(argv, topology, world)
         if config.nprocs > 1 and topology.size == 1:
             return spawn(config.nprocs, "spmdrl.train", argv)
-        prepare_process(topology, config.devices)
+        prepare_process(topology, config.devices, config.sync.deterministic)
     except (ConfigError, LaunchError) as error:
         print(f"spmdrl: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT

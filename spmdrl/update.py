@@ -28,7 +28,7 @@ from spmdrl.algos.ppo import Rows, mask_rows, ppo_sums
 from spmdrl.config import Config
 from spmdrl.mesh import AXIS, on_device, replicate
 from spmdrl.nets.policy import Policy, variables_of
-from spmdrl.shards import in_shards, rollout_specs, split_envs
+from spmdrl.shards import rollout_specs, split_envs
 from spmdrl.sync import GradSync
 from spmdrl.types import Array, EnvSpec, Moments, Rollout, TrainState
 
@@ -138,16 +138,12 @@ def prepare(
     obs_moments, reward_moments = state.obs_moments, state.reward_moments
     if env.normalize_obs:  # used from the next rollout on, so that this one's ratios start at 1
         obs_moments = moments.merge(obs_moments, sums["obs"])
-    reward = rollout.reward
     if env.normalize_reward:
         reward_moments = moments.merge(reward_moments, sums["reward"])
-        reward = reward / jnp.sqrt(moments.variance(reward_moments) + 1e-8)
-        reward = jnp.clip(reward, -env.reward_clip, env.reward_clip)
-    discount_t, trace_t = fold_discounts(
-        rollout.terminated, rollout.truncated, algo.gamma, algo.gae_lambda
+    shards = each_shard(
+        learner, lambda shard: advantages(learner, state, reward_moments, shard), rollout
     )
-    v_last = last_value(learner, state, rollout)
-    advantage = gae(reward, discount_t, trace_t, rollout.value, v_last)
+    advantage = jnp.concatenate(list(shards), axis=1)
     prepared = Prepared(
         advantage=advantage,
         target=advantage + rollout.value,
@@ -159,15 +155,23 @@ def prepare(
     return prepared, advantage_sums(learner, rollout, prepared)
 
 
-def last_value(learner: Learner, state: TrainState, rollout: Rollout) -> Float[Array, B]:
-    """Value of the observation after the last step, by the parameters that collected."""
+def advantages(
+    learner: Learner, state: TrainState, reward_moments: Moments, rollout: Rollout
+) -> Float[Array, "T B"]:
+    """Advantages of normalised rewards, by the parameters that collected the rollout."""
+    algo, env = learner.config.algo, learner.config.env
+    reward = rollout.reward
+    if env.normalize_reward:
+        reward = reward / jnp.sqrt(moments.variance(reward_moments) + 1e-8)
+        reward = jnp.clip(reward, -env.reward_clip, env.reward_clip)
+    discount_t, trace_t = fold_discounts(
+        rollout.terminated, rollout.truncated, algo.gamma, algo.gae_lambda
+    )
     variables = variables_of(state.params, state.obs_moments)
-
-    def of_rows(carry: Any, obs: Array, first: Array) -> Array:
-        return learner.policy.apply(variables, carry, obs, first)[2]
-
-    rows = (rollout.last_carry, rollout.last_obs, rollout.last_first)
-    return in_shards(of_rows, learner.shards, *rows)
+    _, _, v_last = learner.policy.apply(
+        variables, rollout.last_carry, rollout.last_obs, rollout.last_first
+    )
+    return gae(reward, discount_t, trace_t, rollout.value, v_last)
 
 
 def step_order(key: Array, env_ids: Array, epochs: int, num_steps: int) -> Int[Array, "E T B"]:
@@ -283,7 +287,7 @@ def apply_gradient(
     count = jnp.maximum(total["count"], 1.0)
     grads = jax.tree.map(lambda g: g / count, total["grads"])
     report = {name: s / count for name, s in total["sums"].items()}
-    report["optim/grad_norm"] = optax.global_norm(grads)
+    report["optim/grad_norm"] = optax.tree.norm(grads)
     updates, opt_state = learner.optimizer.update(grads, state.opt_state, state.params)
     lr = scheduled(config.optim.lr, config.optim.lr_schedule, learner, state)
     params = jax.tree.map(lambda p, u: p - lr * u, state.params, updates)

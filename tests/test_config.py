@@ -25,6 +25,7 @@ from spmdrl.config import (
 from spmdrl.envs.ids import IDS_FILE, check_id, envpool_ids
 from spmdrl.launch import Topology, detect, expand_tasks_per_node
 from spmdrl.rundir import check_run_dir, forbidden_changes, open_run, read_run
+from spmdrl.train import checked_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CARTPOLE = str(ROOT / "configs" / "cartpole.py")
@@ -330,6 +331,13 @@ SRUN = SBATCH | {
 )  # fmt: skip
 def test_detect(environ, expected):
     assert detect(environ) == expected
+
+
+def test_nprocs_inside_of_mpirun():
+    two = Topology(0, 2, 0, 2, "mpirun")
+    assert checked_config([CARTPOLE, "--nprocs", "2"], two).nprocs == 2  # started by --nprocs
+    with pytest.raises(ConfigError, match="nprocs is 4, but mpirun has started 2 ranks"):
+        checked_config([CARTPOLE, "--nprocs", "4"], two)
 
 
 @pytest.mark.parametrize(

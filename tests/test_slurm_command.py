@@ -128,6 +128,7 @@ def test_odd_words_reach_the_run_unharmed(run, tmp_path):
         (["--time", "00:00:59"], "must exceed the 60 s"),
         (["--partition", "a b; rm -rf"], "is not a name"),
         (["--", "--nprocs", "2"], "use --ranks-per-node"),
+        (["--", "--env.id", "CartPol-v1"], "did you mean CartPole-v1?"),
         (["--hostfile", "/does/not/exist"], "cannot be read"),
         (["--out", "/does/not/exist/job.sbatch"], "cannot be written"),
     ],

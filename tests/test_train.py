@@ -16,6 +16,7 @@ import pytest
 from spmdrl.rundir import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.timeout(600)  # a training is part of a test's time; CI may be busy
 
 # CartPole with the settings of the SB3 zoo, which learn fast. Over seeds 1 to 5 the last 100
 # training episodes had a mean return of 473, 500, 500, 500 and 500.
@@ -96,7 +97,7 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return subprocess.run(
         [sys.executable, *map(str, words)],
-        capture_output=True, text=True, cwd=ROOT, env=env, timeout=240, check=False,
+        capture_output=True, text=True, cwd=ROOT, env=env, check=False,
     )  # fmt: skip
 
 
@@ -122,19 +123,25 @@ def learned(folder) -> Run:
 
 
 @pytest.fixture(scope="session")
+def again(folder) -> Run:
+    """Seed 1, ten updates, in a process of its own."""
+    path, file = folder / "again", folder / "short.py"
+    return Run(path, succeed("-m", "spmdrl.train", file, "--seed", "1", "--run-dir", path))
+
+
+@pytest.fixture(scope="session")
 def short(folder) -> dict[str, Run]:
-    """Ten updates each, in two processes; the first run then goes on for four more."""
+    """Ten updates each, in one process; the first run then goes on for four more."""
     argv = {
-        "again": ["--seed", "1"],
         "first": ["--seed", "1"],
         "other_seed": ["--seed", "2"],
         "gymnasium": ["--env.backend", "gymnasium", "--env.threads", "1"],
     }
     path = {name: folder / name for name in argv}
     words = {n: [str(folder / "short.py"), *argv[n], "--run-dir", str(path[n])] for n in argv}
-    stdout = succeed("-m", "spmdrl.train", *words.pop("again"))
     longer = [*words["first"], "--total-steps", str(14 * 4 * 32)]
-    stdout += succeed("-c", WITHOUT_MPI, folder / "cache", json.dumps([*words.values(), longer]))
+    jobs = json.dumps([*words.values(), longer])
+    stdout = succeed("-c", WITHOUT_MPI, folder / "cache", jobs)
     return {name: Run(path[name], stdout) for name in path}
 
 
@@ -185,8 +192,8 @@ def test_the_python_rollout_tells_simulation_from_inference(short):
     assert {*METRICS, "time/env", "time/inference"} <= set(short["gymnasium"].rows[-1])
 
 
-def test_the_same_seed_gives_the_same_bits_in_another_process(short):
-    first, again = short["first"], short["again"]
+def test_the_same_seed_gives_the_same_bits_in_another_process(short, again):
+    first = short["first"]
     assert first.params_sha256(10) == again.params_sha256(10) == again.summary["params_sha256"]
     clock = ("time/", "perf/", "progress/eta")
     for one, two in zip(first.rows[:10], again.rows, strict=True):
@@ -194,8 +201,8 @@ def test_the_same_seed_gives_the_same_bits_in_another_process(short):
         assert [one[k] for k in same] == [two[k] for k in same]
 
 
-def test_another_seed_gives_other_bits(short):
-    assert short["again"].summary["params_sha256"] != short["other_seed"].summary["params_sha256"]
+def test_another_seed_gives_other_bits(short, again):
+    assert again.summary["params_sha256"] != short["other_seed"].summary["params_sha256"]
 
 
 def test_a_finished_run_goes_on_when_it_gets_more_steps(short):
@@ -235,10 +242,10 @@ def test_evaluate_with_a_video(learned, folder):
         assert video.n_frames > 50
 
 
-def test_plot_several_runs(learned, short, folder):
+def test_plot_several_runs(learned, again, folder):
     image = pytest.importorskip("PIL.Image")
     out = folder / "curves.png"
-    said = succeed("-m", "spmdrl.plot", learned.path, short["again"].path, "--out", out)
+    said = succeed("-m", "spmdrl.plot", learned.path, again.path, "--out", out)
     assert str(out) in said
     with image.open(out) as picture:
         assert picture.format == "PNG"

@@ -21,6 +21,7 @@ from processes import (
     MARK,
     MissingError,
     end_all,
+    environments,
     make_folder,
     need_commands,
     remove_folder,
@@ -58,6 +59,7 @@ class NamespaceCluster:
         self.names = [f"n{i}" for i in range(1, hosts + 1)]
         self._prefix = f"spmdrl{os.getpid()}"
         self._switch: subprocess.Popen[bytes] | None = None
+        self._programs: list[subprocess.Popen[bytes]] = []
         clear_namespaces()
         self.root = make_folder("netns")
         self.env = os.environ | {"PATH": search_path(), MARK: str(self.root)}
@@ -111,6 +113,12 @@ class NamespaceCluster:
                 self._qdisc(*end, "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
         if delay_ms > 0 and not netem:
             self._start_switch(delay_ms / 1000)
+        self.wait_links()
+
+    def wait_links(self) -> None:
+        """Until every host hears the first one; links need a moment after a change."""
+        for name in self.names[1:]:
+            wait_for(f"link to {name}", lambda to=name: self.ping(self.names[0], to) > 0, 20)
 
     def _qdisc(self, space: str, device: str, *words: str) -> None:
         run("tc", "-n", space, "qdisc", "add", "dev", device, "root", *words)
@@ -140,13 +148,13 @@ class NamespaceCluster:
         program = [sys.executable, str(Path(__file__).with_name("delay_switch.py")), str(delay)]
         command = ["ip", "netns", "exec", space, *program, *self.names]
         self._switch = start_daemon(command, self.root / "switch.log", self.env)
-        wait_for("the switch", lambda: self.ping(*self.names[:2]) > 0, 20)
 
     def cut(self, name: str) -> None:
         run("ip", "-n", self.namespace("switch"), "link", "set", name, "down")
 
     def heal(self, name: str) -> None:
         run("ip", "-n", self.namespace("switch"), "link", "set", name, "up")
+        self.wait_links()
 
     def ping(self, source: str, target: str) -> float:
         """Milliseconds there and back, the shortest of several tries; 0 when nothing comes back."""
@@ -162,26 +170,41 @@ class NamespaceCluster:
         named = ["unshare", "--uts", "bash", "-c", 'hostname "$0" && exec "$@"', name]
         return ["ip", "netns", "exec", self.namespace(name), *named, *command]
 
-    def mpirun(self, slots: dict[str, int], program: Sequence[str], **env: str) -> list[str]:
+    def mpirun(self, slots: dict[str, int], program: Sequence[str]) -> list[str]:
         """mpirun on the first host, which starts ranks on all of them through the agent."""
-        command = [shutil.which("mpirun", path=own_path()) or "mpirun", "--allow-run-as-root"]
-        command += ["--prtemca", "plm_ssh_agent", str(self.agent), "--bind-to", "none"]
+        command = ["mpirun", "--allow-run-as-root", "--bind-to", "none"]
         # Interfaces by network, so that nobody offers the loopback to another host.
         command += ["--prtemca", "prte_if_include", "10.78.0.0/24"]
         command += ["--mca", "btl_tcp_if_include", "10.78.0.0/24"]
         command += ["-np", str(sum(slots.values()))]
         command += ["--host", ",".join(f"{name}:{count}" for name, count in slots.items())]
-        for name in env:
-            command += ["-x", name]
         return self.on(next(iter(slots)), *command, *program)
 
-    def start(self, command: Sequence[str], log: Path, **env: str) -> subprocess.Popen[bytes]:
-        return start_daemon(command, log, self.env | {"PATH": own_path()} | env)
+    def start(
+        self, command: Sequence[str], log: Path, cwd: Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        env = self.env | {"PATH": own_path(), "PRTE_MCA_plm_ssh_agent": str(self.agent)}
+        self._programs.append(start_daemon(command, log, env, cwd=cwd))
+        return self._programs[-1]
+
+    def ranks(self) -> list[int]:
+        """Processes that mpirun started on any host."""
+        return [pid for pid, env in environments() if self._is_rank(env)]
+
+    def _is_rank(self, env: dict[str, str]) -> bool:
+        return env.get(MARK) == str(self.root) and "OMPI_COMM_WORLD_RANK" in env
+
+    def end_programs(self) -> None:
+        """End everything that was started here, but for the switch."""
+        kept = self._switch.pid if self._switch else 0
+        end_all(lambda env: env.get(MARK) == str(self.root), but=kept)
+        while self._programs:
+            self._programs.pop().wait()
 
     def stop(self) -> None:
+        self.end_programs()
         if self._switch:
             stop_daemons([self._switch])
-        end_all(lambda env: env.get(MARK) == str(self.root), signal.SIGKILL)
         for name in [*self.names, "switch"]:
             remove_namespace(self.namespace(name))
         remove_folder(self.root)

@@ -11,7 +11,7 @@ import time
 import gymnasium as gym
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-SLOW_STEP_S = 0.01
+SLOW_STEP_S = 0.02
 
 
 class Paced(CartPoleEnv):

@@ -60,13 +60,13 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_all(chosen: Callable[[dict[str, str]], bool], sig: int = signal.SIGKILL) -> list[int]:
-    """Signal every process whose environment is chosen; their ids."""
+def end_all(chosen: Callable[[dict[str, str]], bool], but: int = 0) -> list[int]:
+    """Kill every process whose environment is chosen; their ids."""
     ended = []
     for pid, env in environments():
-        if chosen(env):
+        if chosen(env) and pid != but:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sig)
+                os.kill(pid, signal.SIGKILL)
                 ended.append(pid)
     return ended
 

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 from processes import wait_for
 
-from slurm import NODE_TIMEOUT
-
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "slurm").glob("*.sbatch"))
 NODES = ["--nodes=2", "--ntasks-per-node=1"]
 REACTION_S = 10  # from a disturbance to the end of the step
+GIVE_UP_S = 90  # until Slurm takes a silent node for dead; a matter of the site's settings
 START_S = 300  # of a job on a machine that has much else to do
 
 CARTPOLE = ["configs/cartpole.py", "--total-steps", "10240"]
@@ -91,8 +90,8 @@ def submit(slurm, tmp_path_factory):
 @pytest.fixture(scope="module")
 def sliced(submit):
     """A job that needs three slices of time, on nodes of its own; it runs beside other tests."""
-    # A minute is Slurm's shortest limit; the signal then comes 5 to 35 s after the start.
-    limits = ["--time=1", "--signal=USR1@25", "--nodelist=n5,n6"]
+    # Slurm looks at the clock every 30 s, so the signal comes 30 to 60 s after the start.
+    limits = ["--time=2", "--signal=USR1@60", "--nodelist=n5,n6"]
     return submit("slurm/train.sbatch", *NODES, *limits, run=PACED, **slow_after(10, 20))
 
 
@@ -129,6 +128,7 @@ def assert_same(run: Submitted, summary: dict, expected: dict) -> None:
 # Undisturbed
 
 
+@pytest.mark.slow
 def test_two_nodes_learn_what_two_local_ranks_learn(submit, local):
     run = submit("slurm/train.sbatch", *NODES, run=CARTPOLE)
     summary = run.finish()
@@ -139,6 +139,7 @@ def test_two_nodes_learn_what_two_local_ranks_learn(submit, local):
     ]
 
 
+@pytest.mark.slow
 def test_two_nodes_of_two_ranks_learn_what_four_local_ranks_learn(submit, local):
     # Without it, four ranks add up in an order that depends on where they sit.
     flags = [*CARTPOLE, "--env.num-envs", "8", "--sync.deterministic"]
@@ -186,6 +187,7 @@ def test_wrong_mpi_plugin_stops_at_once_with_advice(submit, slurm, mpi):
     assert not run.path.exists()
 
 
+@pytest.mark.slow
 def test_sweep_runs_every_task_in_its_own_directory(submit, slurm):
     flags = ["--total-steps", "1024", "--env.num-envs", "4"]
     run = submit("slurm/sweep.sbatch", "--array=1,3", "--ntasks-per-node=1", run=flags)
@@ -197,6 +199,7 @@ def test_sweep_runs_every_task_in_its_own_directory(submit, slurm):
         assert (config["env"]["id"], config["seed"]) == (env_id, seed)
 
 
+@pytest.mark.slow
 def test_bench_writes_a_table(submit):
     small = {"ENVS_PER_RANK": "4", "STEPS_PER_RANK": "1024"}
     run = submit("slurm/bench.sbatch", *NODES, run=CARTPOLE[:1], **small)
@@ -240,13 +243,14 @@ def kill_rank(slurm, run: Submitted) -> None:
 def crash_first_node(slurm, run: Submitted) -> None:
     """Power cut where the batch script and rank 0 run."""
     slurm.crash_node(slurm.nodes_of(run.job)[0])
-    slurm.wait(run.job, "PENDING", timeout=2 * NODE_TIMEOUT + REACTION_S)
+    wait_for("the other rank's end", lambda: not slurm.task_ids(run.job, 1), REACTION_S)
+    slurm.wait(run.job, "PENDING", timeout=GIVE_UP_S)
 
 
 def kill_last_daemon(slurm, run: Submitted) -> None:
     """slurmd dies where rank 1 runs; the rank itself lives on for a while."""
     slurm.kill_daemon(slurm.nodes_of(run.job)[-1])
-    slurm.wait(run.job, "PENDING", timeout=2 * NODE_TIMEOUT + REACTION_S)
+    slurm.wait(run.job, "PENDING", timeout=GIVE_UP_S)
 
 
 FAULTS = [usr1, requeue, preempt, kill_rank, crash_first_node, kill_last_daemon]
@@ -270,11 +274,12 @@ def test_one_job_survives_everything(submit, slurm, local, sliced):
 
 @pytest.mark.slow
 def test_three_slices_of_time(slurm, local, sliced):
-    summary = sliced.finish()
-    assert slurm.restarts(sliced.job) == 2
+    summary = sliced.finish(2 * START_S)
+    assert slurm.restarts(sliced.job) >= 2  # more where even the start takes most of a slice
     assert_same(sliced, summary, local(PACED, 2))
 
 
+@pytest.mark.slow
 def test_cancelled_job_stays_cancelled(submit, slurm):
     run = submit("slurm/train.sbatch", *NODES, run=PACED, **slow_after(10))
     run.reach(11)

@@ -15,6 +15,7 @@ def world() -> World:
 
 
 def layouts() -> list[tuple[int, int]]:
-    """`(ranks, devices)` that this process can be part of."""
+    """`(ranks, devices)` that this process can be part of, other than one rank on one device."""
     size, available = detect().size, len(jax.local_devices())
-    return [(size, d) for d in (1, 2, 4) if d <= available]
+    found = [(size, d) for d in (1, 2, 4) if d <= available]
+    return [layout for layout in found if layout != (1, 1)] or [(1, 1)]

@@ -48,7 +48,10 @@ def run(config: Config, devices: int, world: World, folder: Path) -> dict[str, A
     logger = make_logger(config, folder, "test", world.is_root)
     place = RunDir(folder, "test", resumed=False)
     watchdog = Watchdog(world.rank, world.size, None)
-    summary = train(config, topology, world, place, logger, StopRequest(), watchdog)
+    try:
+        summary = train(config, topology, world, place, logger, StopRequest(), watchdog)
+    finally:
+        logger.close()
     (folder / f"summary-{world.rank}.json").write_text(json.dumps(summary))
     return summary
 

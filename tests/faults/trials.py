@@ -1,0 +1,152 @@
+"""Break one rank of a real job in every way we can think of, and time how the job ends.
+
+    python tests/faults/trials.py --trials 20 --ranks 2 4      # writes benchmarks/results/faults.md
+
+A trial holds when the job ends within 5 s of the fault (a stopped rank: the phase limit + 5 s),
+with a code other than 0, naming the rank, and leaves no process behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PHASE_LIMIT = 4.0
+GRACE = 5.0
+FAULTS = [
+    "kill", "env", "update", "logger", "exit", "stop", "nan-gradient", "nan-reward", "nan-obs",
+    "bit", "config", "version",
+]  # fmt: skip
+SIZES = [
+    "--env.num-envs", "8", "--algo.num-steps", "16", "--total-steps", "12800000",
+    "--sync.check-every", "1", "--sync.phase-timeout-s", str(PHASE_LIMIT), "--log.panel", "off",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trial:
+    fault: str
+    ranks: int
+    rank: int
+    seconds: float  # from the fault to the end of the job
+    code: int
+    named: bool  # the output names the rank
+    orphans: int
+
+    @property
+    def held(self) -> bool:
+        limit = GRACE + (PHASE_LIMIT if self.fault == "stop" else 0.0)
+        return self.seconds <= limit and self.code != 0 and self.named and self.orphans == 0
+
+
+def run_trial(fault: str, ranks: int, rng: random.Random) -> tuple[Trial, str]:
+    from spmdrl.launch import mpirun_command
+
+    rank = 0 if fault == "logger" else rng.randrange(ranks)
+    if fault in ("config", "version"):
+        rank = rng.randrange(1, ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        marks = Path(folder)
+        command = [
+            *mpirun_command(ranks), sys.executable, str(Path(__file__).with_name("faulty.py")),
+            fault, str(rank), str(rng.randrange(2, 12)), folder,
+            str(ROOT / "configs" / "cartpole.py"), *SIZES, "--run-dir", f"{folder}/run",
+        ]  # fmt: skip
+        job = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+        )
+        if fault == "kill":
+            _kill_later(marks, rank, rng)
+        try:
+            output, _ = job.communicate(timeout=180)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            output = "(the job did not end)"
+        ended = time.time()
+        mark = marks / "fault"
+        seconds = ended - float(mark.read_text()) if mark.exists() else float("inf")
+        orphans = _end_orphans(marks)
+    named = f"rank {rank}" in output.lower()
+    return Trial(fault, ranks, rank, seconds, job.returncode, named, orphans), output
+
+
+def _kill_later(marks: Path, rank: int, rng: random.Random) -> None:
+    """SIGKILL at a random moment between the start of the process and training."""
+    pid = marks / f"pid-{rank}"
+    while not pid.exists():
+        time.sleep(0.05)
+    time.sleep(rng.uniform(0.0, 20.0))
+    (marks / "fault").write_text(str(time.time()))
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def _end_orphans(marks: Path) -> int:
+    """Ranks that outlived the job, a moment later; none should."""
+    deadline, left = time.time() + 2.0, [int(p.read_text()) for p in marks.glob("pid-*")]
+    while left and time.time() < deadline:
+        left = [pid for pid in left if _alive(pid)]
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return len(left)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state != "Z"
+
+
+def table(trials: list[Trial]) -> str:
+    lines = [
+        "| fault | ranks | trials | held | seconds to the end, median (max) | exit codes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for fault, ranks in sorted({(t.fault, t.ranks) for t in trials}):
+        some = [t for t in trials if (t.fault, t.ranks) == (fault, ranks)]
+        times = [t.seconds for t in some]
+        codes = ", ".join(sorted({str(t.code) for t in some}))
+        held = sum(t.held for t in some)
+        lines.append(
+            f"| {fault} | {ranks} | {len(some)} | {held} | "
+            f"{statistics.median(times):.1f} ({max(times):.1f}) | {codes} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--faults", nargs="*", default=FAULTS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "faults.md")
+    args = parser.parse_args()
+    rng, trials = random.Random(args.seed), []
+    for fault in args.faults:
+        for ranks in args.ranks:
+            for _ in range(args.trials):
+                trial, output = run_trial(fault, ranks, rng)
+                trials.append(trial)
+                print(trial, "held" if trial.held else "NOT HELD", flush=True)
+                if not trial.held:
+                    print(output[-3000:], flush=True)
+    args.out.write_text(table(trials) + "\n")
+    print(table(trials))
+    return 0 if all(t.held for t in trials) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

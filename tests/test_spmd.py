@@ -1,0 +1,37 @@
+"""The suite in tests/spmd on several devices and under MPI; plain, pytest finds it by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spmdrl.launch import SAME_BITS_FLAG, mpirun_command
+
+SUITE = Path(__file__).with_name("spmd")
+PYTEST = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-p", "no:cacheprovider", "-x"]
+
+
+def run(command: list[str], devices: int, timeout: float) -> None:
+    flags = f"--xla_force_host_platform_device_count={devices} {SAME_BITS_FLAG}"
+    environment = os.environ | {"XLA_FLAGS": flags, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_on_four_host_devices() -> None:
+    run(PYTEST, devices=4, timeout=900)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_under_mpirun(devices: int) -> None:
+    run([*mpirun_command(2), *PYTEST], devices, timeout=900)
