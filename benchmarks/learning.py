@@ -87,7 +87,9 @@ def _verdict(returns: list[float], goal: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="*", default=[t.config for t in TASKS])
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
     parser.add_argument("--cores", nargs="*", type=int, default=sorted(os.sched_getaffinity(0)))

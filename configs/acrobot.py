@@ -1,6 +1,6 @@
 """Acrobot with CleanRL's `ppo` hyper-parameters.
 
-    python -m spmdrl.train configs/acrobot.py
+python -m spmdrl.train configs/acrobot.py
 """
 
 from dataclasses import replace

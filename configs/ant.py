@@ -1,6 +1,6 @@
 """Ant with CleanRL's `ppo_continuous_action` hyper-parameters.
 
-    python -m spmdrl.train configs/ant.py
+python -m spmdrl.train configs/ant.py
 """
 
 from dataclasses import replace

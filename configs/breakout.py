@@ -1,6 +1,6 @@
 """Breakout with the hyper-parameters of CleanRL's envpool Atari runs.
 
-    python -m spmdrl.train configs/breakout.py
+python -m spmdrl.train configs/breakout.py
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """CartPole with CleanRL's `ppo` hyper-parameters.
 
-    python -m spmdrl.train configs/cartpole.py
+python -m spmdrl.train configs/cartpole.py
 """
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig

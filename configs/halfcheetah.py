@@ -1,6 +1,6 @@
 """HalfCheetah with CleanRL's `ppo_continuous_action` hyper-parameters.
 
-    python -m spmdrl.train configs/halfcheetah.py
+python -m spmdrl.train configs/halfcheetah.py
 """
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig

@@ -1,6 +1,6 @@
 """Hopper with CleanRL's `ppo_continuous_action` hyper-parameters.
 
-    python -m spmdrl.train configs/hopper.py
+python -m spmdrl.train configs/hopper.py
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Humanoid with CleanRL's `ppo_continuous_action` hyper-parameters.
 
-    python -m spmdrl.train configs/humanoid.py
+python -m spmdrl.train configs/humanoid.py
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """InvertedPendulum with CleanRL's `ppo_continuous_action` hyper-parameters.
 
-    python -m spmdrl.train configs/inverted_pendulum.py
+python -m spmdrl.train configs/inverted_pendulum.py
 """
 
 from dataclasses import replace

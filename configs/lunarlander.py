@@ -1,6 +1,6 @@
 """LunarLander with the hyper-parameters of the SB3 zoo.
 
-    python -m spmdrl.train configs/lunarlander.py
+python -m spmdrl.train configs/lunarlander.py
 """
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig

@@ -1,6 +1,6 @@
 """Pong with the hyper-parameters of CleanRL's envpool Atari runs.
 
-    python -m spmdrl.train configs/pong.py
+python -m spmdrl.train configs/pong.py
 """
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig

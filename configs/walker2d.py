@@ -1,6 +1,6 @@
 """Walker2d with CleanRL's `ppo_continuous_action` hyper-parameters.
 
-    python -m spmdrl.train configs/walker2d.py
+python -m spmdrl.train configs/walker2d.py
 """
 
 from dataclasses import replace

@@ -134,8 +134,8 @@ def prepare_process(topology: Topology, devices: int, deterministic: bool = Fals
 
 def _own_gpus(topology: Topology, devices: int) -> None:
     """Give each of several local ranks its own share of the visible GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if topology.local_size == 1 or not visible or "," not in visible:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(_all_gpus()))
+    if topology.local_size == 1 or "," not in visible:
         return
     ids = visible.split(",")
     share = devices or len(ids) // topology.local_size
@@ -146,6 +146,12 @@ def _own_gpus(topology: Topology, devices: int) -> None:
             f"CUDA_VISIBLE_DEVICES={visible}; start fewer ranks or lower --devices"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+
+
+def _all_gpus() -> list[str]:
+    """The numbers of this machine's GPUs, as the driver lists them."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    return [str(i) for i, _ in enumerate(folder.iterdir())] if folder.is_dir() else []
 
 
 def spawn(nprocs: int, module: str, argv: Sequence[str]) -> int:

@@ -58,7 +58,8 @@ def train(
         update = gathered(update, world, mesh)
     init_key, act_key, update_key = jax.random.split(jax.random.PRNGKey(config.seed), 3)
     first_obs = np.asarray(collector.actors[0].state.obs)[0]
-    state = init_train_state(config, collector.policy, collector.spec, init_key, first_obs)
+    init = jax.jit(partial(init_train_state, config, collector.policy, collector.spec))
+    state = init(init_key, first_obs)
     state = broadcast_tree(world, state)
     stats = EpisodeStats(config.log.window)
     saver = Saver(config, world, mesh, run.path, logger)

@@ -125,6 +125,11 @@ class Watchdog:
                 )
             position = order.index(beat["phase"]) if beat["phase"] in order else 0
             found.append(((beat["update"], position), rank, beat))
+        if min(found)[0] == max(found)[0]:
+            return (
+                "All ranks are alive and in the same phase, so none of them is behind: suspect "
+                "the network between them."
+            )
         _, rank, beat = min(found)
         return f"Rank {rank} is furthest behind: {beat['phase']} of update {beat['update']}."
 

@@ -22,8 +22,9 @@ from spmdrl.safety import StopRequest, Watchdog, report_fault
 from spmdrl.world import World
 
 
-def run_session(config: Config, topology: Topology, world: World, argv: Sequence[str]) -> int:
-    stop = StopRequest().listen()
+def run_session(
+    config: Config, topology: Topology, world: World, stop: StopRequest, argv: Sequence[str]
+) -> int:
     watchdog = Watchdog(world.rank, world.size, None)
     logger = NullLogger()
     try:

@@ -22,12 +22,14 @@ from spmdrl.config import (
 from spmdrl.envs.ids import check_id
 from spmdrl.launch import LaunchError, Topology, detect, prepare_process, spawn
 from spmdrl.rundir import check_run_dir
+from spmdrl.safety import StopRequest
 from spmdrl.world import World, connect
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, or go on with a run; the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    stop = StopRequest().listen()  # first of all: an early signal would kill the process
     try:
         topology = detect()
         world = connect(topology)
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     from spmdrl.session import run_session  # jax from here on
 
-    return run_session(config, topology, world, argv)
+    return run_session(config, topology, world, stop, argv)
 
 
 def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Config:

@@ -164,12 +164,14 @@ class SlurmCluster:
         self.kill_daemon(name)
         end_all(lambda env: self._runs_on(env, name))
 
-    def revive_node(self, name: str) -> None:
-        if self._daemons[name].poll() is not None:
+    def revive_nodes(self) -> None:
+        """Start the daemons that were killed, and wait until Slurm uses their nodes again."""
+        dead = [name for name in self.names if self._daemons[name].poll() is not None]
+        for name in dead:
             self.start_node(name)
-        wait_for(
-            f"{name} back", lambda: self.node_state(name) in ("IDLE", "ALLOCATED", "MIXED"), 60
-        )
+        up = {"IDLE", "ALLOCATED", "MIXED"}
+        for name in dead:
+            wait_for(f"{name} back", lambda node=name: self.node_state(node) in up, 60)
 
     def _runs_on(self, env: dict[str, str], name: str) -> bool:
         node = env.get("SLURMD_NODENAME", env.get(NODE_MARK))

@@ -87,6 +87,13 @@ def submit(slurm, tmp_path_factory):
         slurm.run("scancel", one.job)
 
 
+@pytest.fixture
+def breakable(slurm):
+    """The same cluster, whose nodes may be killed; they are back afterwards."""
+    yield slurm
+    slurm.revive_nodes()
+
+
 @pytest.fixture(scope="module")
 def sliced(submit):
     """A job that needs three slices of time, on nodes of its own; it runs beside other tests."""
@@ -257,16 +264,16 @@ FAULTS = [usr1, requeue, preempt, kill_rank, crash_first_node, kill_last_daemon]
 
 
 @pytest.mark.slow
-def test_one_job_survives_everything(submit, slurm, local, sliced):
+def test_one_job_survives_everything(submit, breakable, local, sliced):
     """Every start is disturbed in another way; the last one finishes."""
     updates = [10 + 2 * i for i in range(len(FAULTS))]
     aside = "--exclude=n5,n6"
     run = submit("slurm/train.sbatch", *NODES, aside, run=PACED, **slow_after(*updates))
     for number, (fault, update) in enumerate(zip(FAULTS, updates, strict=True)):
         run.reach(update + 1)
-        assert slurm.restarts(run.job) == number
+        assert breakable.restarts(run.job) == number
         began = time.monotonic()
-        fault(slurm, run)
+        fault(breakable, run)
         print(f"{fault.__name__}: {time.monotonic() - began:.1f} s")
     summary = run.finish()
     assert_same(run, summary, local(PACED, 2))

@@ -63,6 +63,4 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(n).items() if not k.startswith(timed)} for n in lines]
 
 
-
-
 __all__ = ["CARTPOLE", "MUJOCO", "PONG", "rows", "run", "updates"]
