@@ -44,6 +44,16 @@ TASKS = [
 ]
 
 
+INTRODUCTION = """# Results beside the published ones
+
+Made by `python benchmarks/learning.py`, one core for each run. The return is the mean of the last
+100 training episodes, as in the published tables; the hyper-parameters are the published ones, in
+`configs/`. The published numbers are those of CleanRL's `ppo` (500k steps) and
+`ppo_continuous_action` (1M steps), three seeds each, unless it says otherwise.
+
+"""
+
+
 def train(task: Task, seed: int, folder: Path, core: int) -> dict[str, float]:
     """One finished run's summary; trains it on one core unless it is there already."""
     run_dir = folder / f"{task.config}-s{seed}"
@@ -51,7 +61,8 @@ def train(task: Task, seed: int, folder: Path, core: int) -> dict[str, float]:
     if not summary.exists():
         command = [
             "taskset", "-c", str(core), sys.executable, "-m", "spmdrl.train",
-            str(ROOT / "configs" / f"{task.config}.py"), "--seed", str(seed), "--run-dir", str(run_dir),
+            str(ROOT / "configs" / f"{task.config}.py"),
+            "--seed", str(seed), "--run-dir", str(run_dir),
         ]  # fmt: skip
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
@@ -67,7 +78,7 @@ def train(task: Task, seed: int, folder: Path, core: int) -> dict[str, float]:
 
 def table(rows: list[tuple[Task, list[dict[str, float]]]]) -> str:
     lines = [
-        "| task | steps | ours, mean ± std over seeds | each seed | published | goal | minutes a run |",
+        "| task | steps | ours, mean ± std | each seed | published | goal | minutes a run |",
         "|---|---|---|---|---|---|---|",
     ]
     for task, results in rows:
@@ -94,7 +105,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
     parser.add_argument("--cores", nargs="*", type=int, default=sorted(os.sched_getaffinity(0)))
     parser.add_argument("--folder", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "learning.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results.md")
     args = parser.parse_args()
     tasks = [t for t in TASKS if t.config in args.tasks]
     free = list(args.cores)
@@ -112,10 +123,9 @@ def main() -> None:
     rows = []
     for i, task in enumerate(tasks):
         rows.append((task, results[i * len(args.seeds) : (i + 1) * len(args.seeds)]))
-    text = table(rows)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(text + "\n")
-    print(f"\n{text}\n\nwritten to {args.out}")
+    text = INTRODUCTION + table(rows) + "\n"
+    args.out.write_text(text)
+    print(f"\n{text}\nwritten to {args.out}")
 
 
 if __name__ == "__main__":

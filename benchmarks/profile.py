@@ -160,8 +160,8 @@ def profile(path: str, repeats: int) -> list[str]:
         return f"| {name} | {value:.2f} | {value / whole:.0%} |"
 
     return [
-        f"\n### {config.env.id}, {config.env.num_envs} environments x {config.algo.num_steps} steps, "
-        f"{config.algo.epochs} x {config.algo.minibatches} minibatches",
+        f"\n### {config.env.id}, {config.env.num_envs} environments x {config.algo.num_steps} "
+        f"steps, {config.algo.epochs} x {config.algo.minibatches} minibatches",
         "",
         "| part | ms | of the iteration |",
         "|---|---|---|",

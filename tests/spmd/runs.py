@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig
 from spmdrl.launch import Topology
 from spmdrl.loop import train

@@ -1,0 +1,146 @@
+"""Rollouts and updates as a whole, on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from spmdrl import rollout as rollout_module
+from spmdrl.config import AlgoConfig, Config, EnvConfig, SyncConfig
+from spmdrl.mesh import local_devices, make_mesh, replicate
+from spmdrl.nets import make_policy
+from spmdrl.rollout import Collector, LoopActor, ScanActor
+from spmdrl.sync import NotFinite, NotFiniteError, make_grad_sync
+from spmdrl.types import Rollout, TrainState
+from spmdrl.update import init_train_state, make_update
+from spmdrl.world import World
+
+SMALL = Config(
+    env=EnvConfig(id="CartPole-v1", num_envs=8),
+    algo=AlgoConfig(num_steps=32, epochs=2, minibatches=2),
+)
+SWING = dataclasses.replace(SMALL, env=EnvConfig(id="HalfCheetah-v4", num_envs=8))
+
+
+class Setup:
+    def __init__(self, config: Config):
+        self.config = config
+        self.mesh = make_mesh(local_devices(1))
+        ids = range(config.env.num_envs)
+        self.collector = Collector(config, partial(make_policy, config), self.mesh, ids, 1, 1)
+        self.key = replicate(jax.random.PRNGKey(3), self.mesh)
+
+    def state(self) -> TrainState:
+        key = jax.random.PRNGKey(0)
+        policy, spec = self.collector.policy, self.collector.spec
+        return replicate(init_train_state(self.config, policy, spec, key), self.mesh)
+
+    def collect(self) -> Rollout:
+        return self.collector.collect(self.state(), self.key)[0]
+
+    def update(self, rollout: Rollout) -> tuple[TrainState, dict[str, Any]]:
+        sync = make_grad_sync(self.config.sync, World(), 1)
+        update = make_update(self.config, self.collector.policy, sync, self.mesh)
+        return update(self.state(), rollout, self.key)
+
+
+def as_numpy(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)
+
+
+def same(a: Any, b: Any) -> bool:
+    pairs = zip(jax.tree.leaves(as_numpy(a)), jax.tree.leaves(as_numpy(b)), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+@pytest.fixture(scope="module")
+def cartpole() -> tuple[Setup, Rollout]:
+    setup = Setup(SMALL)
+    return setup, setup.collect()
+
+
+@pytest.mark.parametrize("config", [SMALL, SWING], ids=["cartpole", "halfcheetah"])
+def test_the_compiled_rollout_equals_the_python_loop(config, monkeypatch):
+    scan = Setup(config)
+    assert isinstance(scan.collector.actors[0], ScanActor)
+    monkeypatch.setattr(rollout_module, "ScanActor", LoopActor)
+    loop = Setup(config)
+    assert isinstance(loop.collector.actors[0], LoopActor)
+    monkeypatch.undo()
+    a, b = as_numpy(scan.collect()), as_numpy(loop.collect())
+    for name in ("obs", "action", "reward", "terminated", "truncated", "valid", "first"):
+        assert np.array_equal(getattr(a, name), getattr(b, name)), name
+    np.testing.assert_allclose(a.log_prob, b.log_prob, atol=1e-5)
+    np.testing.assert_allclose(a.value, b.value, atol=1e-5)
+
+
+def test_rows_after_an_end_are_invalid_and_start_nothing(cartpole):
+    rows = as_numpy(cartpole[1])
+    over = rows.terminated | rows.truncated
+    assert over[:-1].any()
+    assert np.array_equal(rows.valid[1:], ~over[:-1])
+    assert np.array_equal(rows.first[2:], ~rows.valid[1:-1])
+    assert (rows.reward[~rows.valid] == 0).all()
+
+
+def test_a_reset_row_has_exactly_no_weight(cartpole):
+    """Whatever its action, probability and observation are, the update has the same bits."""
+    setup, rollout = cartpole
+    reset = ~np.asarray(rollout.valid)
+    wild = rollout.replace(
+        action=np.where(reset, 1 - np.asarray(rollout.action), rollout.action),
+        log_prob=np.where(reset, 7.0, rollout.log_prob).astype(np.float32),
+        discounted_return=np.where(reset, np.nan, rollout.discounted_return).astype(np.float32),
+        obs=np.where(reset[..., None], np.nan, rollout.obs).astype(np.float32),
+    )
+    assert same(setup.update(rollout), setup.update(jax.device_put(wild)))
+
+
+def test_a_valid_row_has_weight(cartpole):
+    setup, rollout = cartpole
+    changed = np.asarray(rollout.log_prob).copy()
+    t, b = np.argwhere(np.asarray(rollout.valid))[5]
+    changed[t, b] += 1.0
+    other = jax.device_put(rollout.replace(log_prob=changed))
+    assert not same(setup.update(rollout)[0].params, setup.update(other)[0].params)
+
+
+def test_first_ratios_are_one_so_the_first_policy_loss_is_minus_the_mean_advantage(cartpole):
+    _, rollout = cartpole
+    one = dataclasses.replace(SMALL, algo=dataclasses.replace(SMALL.algo, epochs=1, minibatches=1))
+    _, metrics = Setup(one).update(rollout)
+    assert float(metrics["ppo/approx_kl"]) == pytest.approx(0.0, abs=1e-6)
+    assert float(metrics["loss/policy"]) == pytest.approx(0.0, abs=1e-5)  # normalised: mean 0
+
+
+def test_target_kl_stops_the_epochs(cartpole):
+    _, rollout = cartpole
+
+    def params_after(epochs: int, target_kl: float | None) -> Any:
+        algo = dataclasses.replace(SMALL.algo, epochs=epochs, target_kl=target_kl)
+        return Setup(dataclasses.replace(SMALL, algo=algo)).update(rollout)[0].params
+
+    one, stopped, free = params_after(1, None), params_after(3, 1e-12), params_after(3, None)
+    assert same(one, stopped)
+    assert not same(one, free)
+
+
+def test_numbers_that_are_not_finite_change_nothing_and_are_reported(cartpole):
+    setup, rollout = cartpole
+    broken = np.asarray(rollout.reward).copy()
+    broken[4, 2] = np.nan
+    state, metrics = setup.update(jax.device_put(rollout.replace(reward=broken)))
+    assert same(state.params, setup.state().params)
+    bad = np.asarray(metrics["bad_places"])
+    assert bad.tolist() != [0.0]
+    with pytest.raises(NotFiniteError, match="rank 0"):
+        NotFinite(SyncConfig(), devices=1).check(bad, step=0)
+    patient = NotFinite(SyncConfig(on_nonfinite="skip", max_skips=2), devices=1)
+    patient.check(bad, step=0)
+    with pytest.raises(NotFiniteError, match="in a row"):
+        patient.check(bad, step=1)

@@ -1,0 +1,141 @@
+"""Real environments of every family: shapes, automatic resets, time limits, scores, seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from spmdrl.config import Config, ConfigError, EnvConfig
+from spmdrl.envs import make_env
+from spmdrl.envs.base import EnvBatch
+
+FAMILIES = {
+    "CartPole-v1": ((4,), np.float32, "discrete"),
+    "Pendulum-v1": ((3,), np.float32, "box"),
+    "LunarLander-v3": ((8,), np.float32, "discrete"),
+    "BipedalWalker-v3": ((24,), np.float32, "box"),
+    "Pong-v5": ((4, 84, 84), np.uint8, "discrete"),
+    "HalfCheetah-v4": ((17,), np.float32, "box"),
+    "highway-fast-v0": ((5, 5), np.float32, "discrete"),
+    "MetaWorld/Reach-v3": ((39,), np.float32, "box"),
+    "WalkerWalk-v1": ((24,), np.float32, "box"),  # a flat dict, end to end
+    "FrozenLake-v1": ((16,), np.float32, "discrete"),  # a number, one-hot
+}
+
+
+def make(env_id: str, num_envs: int = 2, seed: int = 1, **options: object) -> EnvBatch:
+    config = Config(seed=seed, env=EnvConfig(id=env_id, num_envs=num_envs, options=options))
+    return make_env(config, range(num_envs), threads=1)
+
+
+def idle(env: EnvBatch) -> np.ndarray:
+    """The middle of the action space, for every environment."""
+    space = env.spec.action
+    if space.kind == "box":
+        return np.zeros((env.num_envs, int(np.prod(space.shape))), np.float32)
+    return np.zeros((env.num_envs, *space.shape), np.int32)
+
+
+@pytest.mark.parametrize("env_id", FAMILIES)
+def test_every_family_steps(env_id):
+    shape, dtype, kind = FAMILIES[env_id]
+    env = make(env_id)
+    obs = env.reset()
+    assert (env.spec.obs_shape, env.spec.obs_dtype, env.spec.action.kind) == (shape, dtype, kind)
+    assert obs.shape == (2, *shape)
+    env.send(idle(env))
+    answer = env.recv()
+    assert answer.obs.shape == (2, *shape)
+    assert answer.obs.dtype == dtype
+    assert answer.reward.dtype == np.float32
+    env.close()
+
+
+def test_the_step_after_an_end_is_a_reset():
+    env = make("CartPole-v1", num_envs=1)
+    env.reset()
+    while True:
+        env.send(idle(env))
+        answer = env.recv()
+        if answer.terminated[0]:
+            break
+    last = answer.obs
+    assert abs(last[0, 2]) > 0.2 or abs(last[0, 0]) > 2.4  # the true final observation
+    env.send(idle(env))
+    answer = env.recv()
+    assert answer.reward[0] == 0.0
+    assert not answer.terminated[0]
+    assert np.abs(answer.obs).max() < 0.05  # CartPole starts within that
+    env.close()
+
+
+def test_a_time_limit_is_not_a_termination():
+    env = make("Pendulum-v1", num_envs=1, max_episode_steps=5)
+    env.reset()
+    for _ in range(5):
+        env.send(idle(env))
+        answer = env.recv()
+    assert answer.truncated[0]
+    assert not answer.terminated[0]
+    assert answer.episode_over[0]
+    env.close()
+
+
+def test_a_lost_life_does_not_end_the_game_and_the_score_is_raw():
+    env = make("Breakout-v5", num_envs=8, episodic_life=True, reward_clip=True)
+    env.reset()
+    rng = np.random.default_rng(0)
+    lives_lost = games_over = 0
+    for _ in range(400):
+        env.send(rng.integers(0, 4, 8).astype(np.int32))
+        answer = env.recv()
+        lives_lost += int((answer.terminated & ~answer.episode_over).sum())
+        games_over += int(answer.episode_over.sum())
+        assert not (answer.episode_over & ~answer.terminated & ~answer.truncated).any()
+    assert lives_lost > 4 * games_over / 2
+    assert games_over > 0
+    env.close()
+
+
+def test_the_same_global_ids_give_the_same_environments():
+    config = Config(env=EnvConfig(id="CartPole-v1", num_envs=6))
+    together = make_env(config, range(6)).reset()
+    apart = [make_env(config, ids).reset() for ids in (range(2), range(2, 6))]
+    assert np.array_equal(together, np.concatenate(apart))
+    assert len(np.unique(together, axis=0)) == 6
+    other = make_env(dataclasses.replace(config, seed=2), range(6)).reset()
+    assert not np.array_equal(together, other)
+
+
+def test_a_wrong_batch_is_refused_in_python():
+    env = make("CartPole-v1", num_envs=2)
+    env.reset()
+    with pytest.raises(ValueError, match="shape"):
+        env.send(np.zeros(3, np.int32))
+    with pytest.raises(ValueError, match="outside"):
+        env.send(np.full(2, 7, np.int32))
+    env.close()
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(ConfigError, match=r"max_episode_step.*max_episode_steps"):
+        make("CartPole-v1", max_episode_step=5)
+
+
+def test_gymnasium_environments_follow_the_same_rules():
+    config = Config(env=EnvConfig(id="CartPole-v1", num_envs=3, backend="gymnasium"))
+    env = make_env(config, range(3), threads=1)
+    obs = env.reset()
+    assert obs.shape == (3, 4)
+    over = np.zeros(3, bool)
+    for _ in range(60):
+        env.send(np.zeros(3, np.int32))
+        answer = env.recv()
+        assert (answer.reward[over] == 0.0).all()  # the reset row
+        over = answer.terminated | answer.truncated
+        if over.any():
+            seen = True
+    assert seen
+    env.close()
