@@ -5,13 +5,14 @@ Public names: `main`, `CHECKS`.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spmdrl.config import EXIT_FAULT
@@ -127,7 +128,11 @@ def _last_line(text: str) -> str:
     return lines[-1].strip() if lines else "no message"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m spmdrl.doctor", description="Say what works here, and how to mend the rest."
+    )
+    parser.parse_args(argv)
     broken = 0
     for name, check in CHECKS.items():
         try:

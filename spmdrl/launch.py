@@ -58,7 +58,8 @@ _LAUNCHERS = {
 def detect(environ: Mapping[str, str] = os.environ) -> Topology:
     """The topology that the launcher's variables describe."""
     # srun --mpi=pmi2 sets PMI_* too; its own variables say more about the node
-    if "SLURM_STEP_ID" in environ and "OMPI_COMM_WORLD_SIZE" not in environ:
+    by_mpi = "OMPI_COMM_WORLD_SIZE" in environ or "MPI_LOCALNRANKS" in environ
+    if "SLURM_STEP_ID" in environ and not by_mpi:
         return _detect_srun(environ)
     for launcher, (rank, size, local_rank, local_size) in _LAUNCHERS.items():
         if size in environ:

@@ -66,6 +66,7 @@ def train(
     state = saver.restore(replicate(state, mesh), collector, stats)
     guard = NotFinite(config.sync, devices)
 
+    logger.info(header(config, world, devices, collector))
     first, last = int(state.step), config.num_updates
     should_log, should_save = Every(config.log.every, last), Every(config.checkpoint.every, last)
     should_check, should_renew = (
@@ -112,6 +113,15 @@ def train(
     collector.close()
     wall = time.perf_counter() - started
     return summarize(config, world, devices, state, stats, wall)
+
+
+def header(config: Config, world: World, devices: int, collector: Collector) -> str:
+    """What is about to happen, in one line."""
+    return (
+        f"{config.env.id}: {config.env.num_envs} environments on {world.size} rank(s) x {devices} "
+        f"device(s), {config.num_updates:,} updates of {config.batch_size:,} steps; rollouts "
+        f"{collector.way}"
+    )
 
 
 def run_mesh(config: Config) -> Mesh:

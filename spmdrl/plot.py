@@ -52,14 +52,14 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
 
 
 def draw(run_dirs: Sequence[str], out: str) -> None:
-    import matplotlib
+    runs = [(run_dir, read_run(run_dir), read_metrics(run_dir)) for run_dir in run_dirs]
+    import matplotlib  # slow to load: not before the runs are known to be there
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     fig, axes = plt.subplots(2, 3, figsize=(14, 7), constrained_layout=True)
-    for run_dir in run_dirs:
-        config, rows = read_run(run_dir), read_metrics(run_dir)
+    for run_dir, config, rows in runs:
         label = f"{config.env.id}, seed {config.seed} ({Path(run_dir).name})"
         steps = [row["progress/steps"] for row in rows]
         for axis, (name, title) in zip(axes.flat, PANELS, strict=True):

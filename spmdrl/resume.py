@@ -80,7 +80,7 @@ class Saver:
     def _add_segment(self, step: int, actions: dict[str, np.ndarray]) -> None:
         folder = self._run_dir / "replay"
         folder.mkdir(exist_ok=True)
-        data = save_bytes(actions)
+        data = save_bytes({k: np.ascontiguousarray(v) for k, v in actions.items()})
         file = folder / f"actions-{step:08d}.safetensors"
         temporary = file.with_name(f".{file.name}")
         with temporary.open("wb") as stream:

@@ -369,6 +369,13 @@ class Collector:
             return ScanActor(self._config, self.policy, env, local_ids, self._shards)
         return LoopActor(self._config, self.policy, env, local_ids, self._shards)
 
+    @property
+    def way(self) -> str:
+        """How rollouts are made, for the log."""
+        if isinstance(self.actors[0], ScanActor):
+            return "in one compiled program, simulator included"
+        return "step by step from Python"
+
     # -- stepping
 
     def collect(self, state: TrainState, key: Array) -> tuple[Rollout, Episodes]:

@@ -1,0 +1,20 @@
+"""A killed run is not a lost run; the long form is tests/faults/kills.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).with_name("faults")))
+from kills import run_trials
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_runs_end_like_the_one_that_was_not(ranks, tmp_path):
+    trials = run_trials(2, ranks, tmp_path, first_seed=ranks)
+    assert sum(t.kills for t in trials) >= 2
+    assert all(t.held for t in trials)
