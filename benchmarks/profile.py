@@ -21,28 +21,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from spmdrl.actors import act, draw_noise
 from spmdrl.config import Config, load
 from spmdrl.envs import make_env
 from spmdrl.launch import cores
 from spmdrl.mesh import local_devices, make_mesh, replicate
 from spmdrl.nets import make_policy
 from spmdrl.nets.policy import variables_of
-from spmdrl.rollout import Collector, act, draw_noise
+from spmdrl.rollout import Collector
 from spmdrl.rundir import versions
 from spmdrl.shards import rollout_specs
-from spmdrl.sync import make_grad_sync
-from spmdrl.update import (
+from spmdrl.stages import (
     Learner,
     apply_gradient,
     begin,
     gradient_sums,
-    init_train_state,
-    make_optimizer,
-    make_update,
     moment_sums,
     prepare,
     prepared_specs,
 )
+from spmdrl.sync import make_grad_sync
+from spmdrl.update import init_train_state, make_optimizer, make_update
 from spmdrl.world import World
 
 OUT = Path(__file__).with_name("results") / "profile.md"

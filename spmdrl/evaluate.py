@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError, validate
+from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError
 from spmdrl.rundir import read_run
+from spmdrl.validity import validate
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -111,8 +111,8 @@ def train(
         if stopping and step + 1 < last:
             raise Stopped(f"stopped on request after update {step + 1} of {last}")
     collector.close()
-    wall = time.perf_counter() - started
-    return summarize(config, world, devices, state, stats, wall)
+    speed = Speed(updates=last - first, seconds=time.perf_counter() - started)
+    return summarize(config, world, devices, state, stats, speed)
 
 
 def header(config: Config, world: World, devices: int, collector: Collector) -> str:
@@ -183,15 +183,21 @@ def time_row(seconds: dict[str, float], total: float) -> Row:
     return row | {"time/other": other}
 
 
+class Speed(NamedTuple):
+    """Of this process's part of the run: a resumed run did not do the updates before."""
+
+    updates: int
+    seconds: float
+
+
 def summarize(
-    config: Config, world: World, devices: int, state: Any, stats: EpisodeStats, wall: float
+    config: Config, world: World, devices: int, state: Any, stats: EpisodeStats, speed: Speed
 ) -> dict[str, Any]:
-    steps = config.num_updates * config.batch_size
     return {
-        "env_steps": steps,
+        "env_steps": config.num_updates * config.batch_size,
         "updates": config.num_updates,
-        "wall_s": wall,
-        "sps": steps / wall,
+        "wall_s": speed.seconds,
+        "sps": speed.updates * config.batch_size / speed.seconds,
         "episode_return_mean": stats.row()["episode/return_mean"],
         "episode_count": stats.count,
         "params_sha256": params_sha256(jax.device_get(state.params)),

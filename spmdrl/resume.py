@@ -49,7 +49,7 @@ class Saver:
             return
         host = jax.device_get(on_device(state, self._mesh.local_devices[0]))
         step = int(host.step)
-        if self._config.checkpoint.envs == "replay":
+        if self._config.checkpoint.envs == "replay" and actions["actions"].shape[1]:
             self._add_segment(step, actions)
         meta = {
             "step": step,

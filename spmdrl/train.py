@@ -13,16 +13,15 @@ from spmdrl.config import (
     EXIT_BAD_INPUT,
     Config,
     ConfigError,
-    check_extras,
     from_json,
     load,
     to_json,
-    validate,
 )
 from spmdrl.envs.ids import check_id
 from spmdrl.launch import LaunchError, Topology, detect, prepare_process, spawn
 from spmdrl.rundir import check_run_dir
 from spmdrl.safety import StopRequest
+from spmdrl.validity import check_extras, validate
 from spmdrl.world import World, connect
 
 

@@ -57,10 +57,10 @@ class TimeStep(struct.PyTreeNode):
     """
 
     obs: Shaped[Array, "B ..."]
-    reward: Float[Array, B]
-    terminated: Bool[Array, B]
-    truncated: Bool[Array, B]
-    episode_over: Bool[Array, B]
+    reward: Float[Array, "B"]
+    terminated: Bool[Array, "B"]
+    truncated: Bool[Array, "B"]
+    episode_over: Bool[Array, "B"]
 
 
 class Rollout(struct.PyTreeNode):
@@ -81,10 +81,10 @@ class Rollout(struct.PyTreeNode):
     truncated: Bool[Array, "T B"]
     valid: Bool[Array, "T B"]
     last_obs: Shaped[Array, "B ..."]  # the observation after the last step
-    last_first: Bool[Array, B]
+    last_first: Bool[Array, "B"]
     carry: Carry  # of the policy before the first step
     last_carry: Carry  # and after the last one
-    env_ids: Int[Array, B]
+    env_ids: Int[Array, "B"]
 
 
 class Moments(struct.PyTreeNode):

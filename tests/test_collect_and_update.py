@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from spmdrl import rollout as rollout_module
+from spmdrl.actors import LoopActor, ScanActor
 from spmdrl.config import AlgoConfig, Config, EnvConfig, SyncConfig
 from spmdrl.mesh import local_devices, make_mesh, replicate
 from spmdrl.nets import make_policy
-from spmdrl.rollout import Collector, LoopActor, ScanActor
+from spmdrl.rollout import Collector
 from spmdrl.sync import NotFinite, NotFiniteError, make_grad_sync
 from spmdrl.types import Rollout, TrainState
 from spmdrl.update import init_train_state, make_update

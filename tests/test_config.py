@@ -18,14 +18,13 @@ from spmdrl.config import (
     flatten,
     from_json,
     load,
-    nearest_multiples,
     to_json,
-    validate,
 )
 from spmdrl.envs.ids import IDS_FILE, check_id, envpool_ids
 from spmdrl.launch import Topology, detect, expand_tasks_per_node
 from spmdrl.rundir import check_run_dir, forbidden_changes, open_run, read_run
 from spmdrl.train import checked_config
+from spmdrl.validity import nearest_multiples, validate
 
 ROOT = Path(__file__).resolve().parents[1]
 CARTPOLE = str(ROOT / "configs" / "cartpole.py")

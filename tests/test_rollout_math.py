@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spmdrl.actors import ActorState, Steps, accumulate, finish_rollout, transform_reward
 from spmdrl.config import AlgoConfig, Config, EnvConfig
 from spmdrl.envs.base import action_space, check_actions, env_seeds, to_env_action
-from spmdrl.rollout import ActorState, Steps, accumulate, finish_rollout, transform_reward
 from spmdrl.shards import in_shards, split_ids
-from spmdrl.types import ActionSpace
-from spmdrl.update import (
+from spmdrl.stages import (
     IMAGE_CHUNK,
     center_and_scale,
     chunk_size,
@@ -27,6 +26,7 @@ from spmdrl.update import (
     sum_over_chunks,
     take_steps,
 )
+from spmdrl.types import ActionSpace
 
 steady = settings(max_examples=100, deadline=None, derandomize=True)
 

@@ -28,7 +28,7 @@ def gae(
     discount_t: Float[Array, "T B"],
     trace_t: Float[Array, "T B"],
     v_tm1: Float[Array, "T B"],
-    v_last: Float[Array, B],
+    v_last: Float[Array, "B"],
 ) -> Float[Array, "T B"]:
     """A_t = delta_t + trace_t A_{t+1} with delta_t = r_t + discount_t v_t - v_{t-1}."""
     v_t = jnp.concatenate([v_tm1[1:], v_last[None]])

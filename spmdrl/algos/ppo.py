@@ -20,11 +20,11 @@ class Rows(struct.PyTreeNode):
     """What the loss needs of each row besides the network's answer."""
 
     action: Shaped[Array, "N ..."]
-    log_prob: Float[Array, N]  # when the action was taken
-    value: Float[Array, N]  # when the action was taken
-    advantage: Float[Array, N]  # normalised
-    target: Float[Array, N]  # of the value
-    weight: Float[Array, N]  # 1, or 0 for an automatic reset
+    log_prob: Float[Array, "N"]  # when the action was taken
+    value: Float[Array, "N"]  # when the action was taken
+    advantage: Float[Array, "N"]  # normalised
+    target: Float[Array, "N"]  # of the value
+    weight: Float[Array, "N"]  # 1, or 0 for an automatic reset
 
 
 def ppo_sums(
@@ -32,7 +32,7 @@ def ppo_sums(
     dist: Distribution,
     clip_eps: Float[Array, ""],
     dist_params: Float[Array, "N P"],
-    value: Float[Array, N],
+    value: Float[Array, "N"],
     rows: Rows,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
     """Sum of the loss over valid rows, and the sums of what is reported."""

@@ -68,7 +68,7 @@ def install() -> None:
             return answer
 
     elif fault == "nan-gradient":
-        from spmdrl import update as learner
+        from spmdrl import stages as learner
 
         original = learner.ppo_sums
 
