@@ -1,6 +1,8 @@
 """LunarLander with the hyper-parameters of the SB3 zoo.
 
 python -m spmdrl.train configs/lunarlander.py
+
+One core: 1 minute. Return 264 at the end (seed 1).
 """
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig

@@ -1,6 +1,9 @@
 """Pong with the hyper-parameters of CleanRL's envpool Atari runs.
 
 python -m spmdrl.train configs/pong.py
+
+Ten million steps: most of a day on two cores, at about 330 steps/s. Run for a few updates only;
+published for these settings: 20.4.
 """
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
