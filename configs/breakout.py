@@ -2,8 +2,8 @@
 
 python -m spmdrl.train configs/breakout.py
 
-Ten million steps: most of a day on two cores. Run for a few updates only; published for these
-settings: 430.
+Ten million steps: about eight hours on two cores. Run for a few updates only; published for
+these settings: 430.
 """
 
 from dataclasses import replace
