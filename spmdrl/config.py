@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import hashlib
 import itertools
 import json
 import re
@@ -341,11 +340,6 @@ def _build(cls: Any, values: dict[str, Any]) -> Any:
         else:
             built[name] = tuple(value) if isinstance(value, list) else value
     return cls(**built)
-
-
-def config_hash(config: Config) -> str:
-    """Fingerprint that two ranks compare before they start."""
-    return hashlib.sha256(to_json(config).encode()).hexdigest()
 
 
 def flatten(config: Config) -> dict[str, Any]:

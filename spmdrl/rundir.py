@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import secrets
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,7 +170,3 @@ def command_line(path: Path, argv: list[str]) -> str:
         position = words.index("--run-dir")
         del words[position : position + 2]
     return " ".join(["python -m spmdrl.train", *words, "--run-dir", str(path)])
-
-
-def is_interactive() -> bool:
-    return sys.stdout.isatty()

@@ -7,7 +7,7 @@ same bits on whichever device it lands. Public names: `rollout_specs`, `split_en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,14 +58,3 @@ def in_shards(function: Callable[..., Any], shards: int, *args: Any) -> Any:
     cut = jax.tree.map(lambda x: _cut(x, 0, shards), args)
     out = jax.lax.map(lambda part: function(*part), cut)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
-
-
-def concat_rows(parts: Sequence[Any]) -> Any:
-    """Rollouts of different environments side by side, on the host."""
-    specs = rollout_specs()
-
-    def join(spec: P, *xs: Any) -> Any:
-        axis = list(spec).index(AXIS)
-        return jax.tree.map(lambda *leaf: np.concatenate(leaf, axis), *xs)
-
-    return jax.tree.map(join, specs, *parts, is_leaf=lambda x: isinstance(x, P))

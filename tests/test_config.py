@@ -14,7 +14,6 @@ from spmdrl.config import (
     EnvConfig,
     NetConfig,
     SyncConfig,
-    config_hash,
     flatten,
     from_json,
     load,
@@ -146,11 +145,6 @@ def test_json_of_an_older_version_takes_the_defaults():
 def test_json_with_an_unknown_field():
     with pytest.raises(ConfigError, match=r"'sede' in Config; did you mean seed\?"):
         from_json('{"sede": 1}')
-
-
-def test_the_hash_sees_every_field():
-    assert config_hash(Config()) == config_hash(from_json(to_json(Config())))
-    assert config_hash(Config()) != config_hash(Config(env=EnvConfig(obs_clip=5.0)))
 
 
 def test_flat_names_are_those_of_the_command_line():
