@@ -23,7 +23,7 @@ from spmdrl.resume import Saver
 from spmdrl.rollout import Collector, Episodes
 from spmdrl.rundir import RunDir
 from spmdrl.safety import StopRequest, Watchdog
-from spmdrl.shards import split_ids
+from spmdrl.shards import ids_of_ranks, shards_in
 from spmdrl.sync import CommMeter, NotFinite, assert_in_sync, broadcast_tree, make_grad_sync
 from spmdrl.update import init_train_state, make_update, params_sha256
 from spmdrl.world import World
@@ -48,8 +48,8 @@ def train(
     mesh = run_mesh(config)
     devices = len(mesh.local_devices)
     sync = make_grad_sync(config.sync, world, devices)
-    shards = config.sync.shards // sync.places if config.sync.deterministic else 1
-    ids = split_ids(config.env.num_envs, world.size)[world.rank]
+    ids = ids_of_ranks(config, world.size)[world.rank]
+    shards = shards_in(config, len(ids) // devices)
     collector = Collector(
         config, partial(make_policy, config), mesh, ids, threads_of(config, topology), shards
     )

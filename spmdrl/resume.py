@@ -24,7 +24,7 @@ from spmdrl.config import Config
 from spmdrl.mesh import on_device, replicate
 from spmdrl.metrics import EpisodeStats, NullLogger
 from spmdrl.rollout import Collector
-from spmdrl.shards import split_ids
+from spmdrl.shards import ids_of_ranks
 from spmdrl.types import TrainState
 from spmdrl.update import params_sha256
 from spmdrl.world import World
@@ -174,5 +174,5 @@ class Saver:
         form = self._world.broadcast_json(found)
         if array is None:
             array = np.empty(form["shape"], form["dtype"])
-        mine = split_ids(self._config.env.num_envs, self._world.size)[self._world.rank]
+        mine = ids_of_ranks(self._config, self._world.size)[self._world.rank]
         return self._world.broadcast(array)[mine.start : mine.stop]

@@ -2,7 +2,7 @@
 
 A shard is a fixed group of environments. Computed in a loop with one body, its results have the
 same bits on whichever device it lands. Public names: `rollout_specs`, `split_envs`, `in_shards`,
-`split_ids`.
+`split_ids`, `ids_of_ranks`, `shards_in`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from spmdrl.config import Config
 from spmdrl.mesh import AXIS
 from spmdrl.types import Rollout
 
@@ -26,6 +27,20 @@ def split_ids(num_envs: int, places: int) -> list[range]:
     """Contiguous blocks of global ids, as even as possible, the longer ones first."""
     blocks = np.array_split(np.arange(num_envs), places)
     return [range(int(block[0]), int(block[-1]) + 1) for block in blocks]
+
+
+def ids_of_ranks(config: Config, ranks: int) -> list[range]:
+    """The environments of each rank; with deterministic no shard is cut in two."""
+    size = config.env.num_envs // config.sync.shards if config.sync.deterministic else 1
+    blocks = split_ids(config.env.num_envs // size, ranks)
+    return [range(block.start * size, block.stop * size) for block in blocks]
+
+
+def shards_in(config: Config, envs: int) -> int:
+    """How many shards so many environments are; all of them are one without deterministic."""
+    if not config.sync.deterministic:
+        return 1
+    return envs * config.sync.shards // config.env.num_envs
 
 
 def rollout_specs() -> Rollout:

@@ -97,7 +97,9 @@ def _check_shards(config: Config, size: int, devices: int) -> None:
             f"env.num_envs {envs} does not divide by sync.shards {shards}; "
             f"nearest: {nearest_multiples(envs, shards)}"
         )
-    if shards % places or shards < 2 * places:
+    # With gather rank 0 learns from all shards, so the ranks may have unequal numbers of them.
+    even = shards % places == 0 or (config.sync.strategy == "gather" and devices == 1)
+    if not even or shards < 2 * places:
         raise ConfigError(
             f"sync.shards {shards} must be a multiple of {size} ranks x {devices} devices, with "
             f"at least two per device; nearest: {max(2 * places, places * round(shards / places))}"
