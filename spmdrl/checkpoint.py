@@ -86,11 +86,11 @@ def write_snapshot(place: Path, snapshot: Snapshot) -> None:
         digests = {f.name: {"sha256": _sha256(f), "bytes": f.stat().st_size} for f in files}
         (temporary / MANIFEST).write_text(json.dumps(seal(snapshot.step, digests)))
         for file in (*files, temporary / MANIFEST, temporary):
-            _fsync(file)
+            fsync(file)
         if place.exists():  # the same update, saved again after a resume
             shutil.rmtree(place)
         os.rename(temporary, place)
-        _fsync(place.parent)
+        fsync(place.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -141,7 +141,7 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -170,7 +170,7 @@ class Checkpointer:
         return self.folder / f"{PREFIX}{step:08d}"
 
     def save(self, snapshot: Snapshot) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)  # not its parents: a vanished run must not come back empty
         write_snapshot(self.path(snapshot.step), snapshot)
         self._prune()
 

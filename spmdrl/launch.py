@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from spmdrl.compile_cache import open_cache
 from spmdrl.config import ConfigError
 
 CHILD_MARK = "SPMDRL_NPROCS"  # set for the ranks that --nprocs started
@@ -131,6 +132,7 @@ def prepare_process(topology: Topology, devices: int, deterministic: bool = Fals
     # OpenBLAS, which initialises the networks, would spin on all cores at once for every rank.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _own_gpus(topology, devices)
+    open_cache()
 
 
 def _own_gpus(topology: Topology, devices: int) -> None:

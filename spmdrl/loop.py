@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from spmdrl.compile_cache import publish
 from spmdrl.config import Config
 from spmdrl.gather import gathered
 from spmdrl.launch import Topology, threads_per_rank
@@ -87,6 +88,8 @@ def train(
             key = replicate(jax.random.fold_in(update_key, step), mesh)
             state, metrics = update(state, rollout, key)
             metrics = jax.device_get(metrics)
+        if step == first and topology.local_rank == 0:
+            publish()
         guard.check(metrics.pop("bad_places"), step)
         stats.add(*gather_episodes(world, episodes))
         comm.tick(step)
@@ -107,7 +110,7 @@ def train(
         if should_save(step) or stopping or step + 1 == last:
             watchdog.enter("save", step, limit)
             with timer("save"):
-                saver.save(state, collector, stats)
+                saver.save(state, collector, stats, must=stopping or step + 1 == last)
         if stopping and step + 1 < last:
             raise Stopped(f"stopped on request after update {step + 1} of {last}")
     collector.close()

@@ -7,11 +7,12 @@ Rank 0 has a `Logger`, the others a `NullLogger` that does nothing. Public names
 from __future__ import annotations
 
 import collections
+import contextlib
+import errno
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Timer:
         self._since = time.perf_counter()
         self.phase = "start"
 
-    @contextmanager
+    @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         before, self.phase = self.phase, name
         start = time.perf_counter()
@@ -105,6 +106,34 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(temporary, path)
 
 
+class AppendFile:
+    """A text file that grows by whole lines; what a full disk refuses is tried again later."""
+
+    def __init__(self, path: Path, complain: Callable[[Path, OSError], None]):
+        self.path, self._complain = path, complain
+        self._file = path.open("ab", buffering=0)
+        self._size = os.fstat(self._file.fileno()).st_size  # of what is whole
+        self._waiting = b""
+
+    def append(self, text: str) -> None:
+        failed_before = bool(self._waiting)
+        self._waiting += text.encode()
+        try:
+            written = self._file.write(self._waiting) or 0
+            if written < len(self._waiting):
+                raise OSError(errno.ENOSPC, "only a part could be written")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file.fileno(), self._size)
+            if not failed_before:
+                self._complain(self.path, error)
+            return
+        self._size, self._waiting = self._size + len(self._waiting), b""
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class NullLogger:
     """The logger of every rank but 0."""
 
@@ -120,8 +149,8 @@ class Logger(NullLogger):
 
     def __init__(self, config: Config, run_dir: Path, run_id: str):
         self._dir, self._id = run_dir, run_id
-        self._metrics = (run_dir / "metrics.jsonl").open("a", buffering=1)
-        self._log = (run_dir / "log.txt").open("a", buffering=1)
+        self._metrics = AppendFile(run_dir / "metrics.jsonl", self._say_unwritten)
+        self._log = AppendFile(run_dir / "log.txt", self._say_unwritten)
         self._console: Console = make_console(config, run_dir)
         self._writers = _extra_writers(config, run_dir, run_id)
 
@@ -133,25 +162,28 @@ class Logger(NullLogger):
 
     def _note(self, level: str, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._log.write(f"{stamp} [{self._id}] {level}{text}\n")
+        self._log.append(f"{stamp} [{self._id}] {level}{text}\n")
         self._console.say(f"{level}{text}")
 
     def write(self, row: Row) -> None:
         """One row per logged update."""
-        self._metrics.write(json.dumps(_finite(row)) + "\n")
+        self._metrics.append(json.dumps(_finite(row)) + "\n")
         for writer in self._writers:
             writer.write(row)
         self._console.show(row)
 
     def rewind(self, update: int) -> None:
         """Forget the rows after `update`: a resumed run writes them again."""
-        path = self._dir / "metrics.jsonl"
+        path = self._metrics.path
         self._metrics.close()
         kept = [row for row in _whole_lines(path) if json.loads(row)["progress/update"] <= update]
         temporary = path.with_name(".metrics.jsonl.tmp")
         temporary.write_text("".join(kept))
         os.replace(temporary, path)
-        self._metrics = path.open("a", buffering=1)
+        self._metrics = AppendFile(path, self._say_unwritten)
+
+    def _say_unwritten(self, path: Path, error: OSError) -> None:
+        self._console.say(f"warning: {path} cannot be written: {error}; trying again with each row")
 
     def close(self, summary: Mapping[str, Any] | None = None) -> None:
         if summary is not None:

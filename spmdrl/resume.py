@@ -2,7 +2,8 @@
 
 The learner's state and the actors' state are arrays. A simulator cannot save its state, so the
 actions since its making are kept instead, and repeated on resume; the observation reached must
-equal the saved one, bit for bit. Public names: `Saver`.
+equal the saved one, bit for bit. A disk that fails for a while does not end the training.
+Public names: `Saver`, `SaveError`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,14 @@ from jax.sharding import Mesh
 from safetensors.numpy import load as load_bytes
 from safetensors.numpy import save as save_bytes
 
-from spmdrl.checkpoint import Checkpointer, CheckpointError, Snapshot, from_named, to_named
+from spmdrl.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    Snapshot,
+    from_named,
+    fsync,
+    to_named,
+)
 from spmdrl.config import Config
 from spmdrl.mesh import on_device, replicate
 from spmdrl.metrics import EpisodeStats, NullLogger
@@ -28,6 +37,13 @@ from spmdrl.shards import ids_of_ranks
 from spmdrl.types import TrainState
 from spmdrl.update import params_sha256
 from spmdrl.world import World
+
+Arrays = dict[str, np.ndarray]
+MAX_FAILURES = 3  # in a row, after which training would be for nothing
+
+
+class SaveError(RuntimeError):
+    """Checkpoints cannot be written."""
 
 
 class Saver:
@@ -38,19 +54,52 @@ class Saver:
         self._run_dir = run_dir
         self._checkpointer = Checkpointer(run_dir / "checkpoints", config.checkpoint.keep)
         self._segments: list[dict[str, Any]] = []  # of actions, since the environments were made
+        self._unwritten: list[np.ndarray] = []  # actions of segments that failed
+        self._failures = 0
 
     # -- saving
 
-    def save(self, state: TrainState, collector: Collector, stats: EpisodeStats) -> None:
-        """Every rank calls this; rank 0 writes."""
+    def save(
+        self, state: TrainState, collector: Collector, stats: EpisodeStats, must: bool = False
+    ) -> None:
+        """Every rank calls this; rank 0 writes.
+
+        A failure is a warning and the next call's business, unless it is one too many, or this
+        is the last chance (`must`). Raises SaveError then.
+        """
         actors = self._gather(collector.named_state())
         actions = self._gather({"actions": collector.take_actions()})
         if not self._world.is_root:
             return
+        if actions["actions"].shape[1]:
+            self._unwritten.append(actions["actions"])
+        while not self._try(state, actors, stats) and must:
+            time.sleep(1.0)
+
+    def _try(self, state: TrainState, actors: Arrays, stats: EpisodeStats) -> bool:
+        try:
+            self._write(state, actors, stats)
+        except OSError as error:
+            self._failures += 1
+            problem = f"no checkpoint could be written to {self._run_dir}: {error}"
+            if self._failures >= MAX_FAILURES:
+                raise SaveError(
+                    f"{problem}; {MAX_FAILURES} failures in a row. The checkpoints from before are "
+                    "intact: make room or repair the disk, then give the same command again"
+                ) from error
+            self._logger.warning(
+                f"{problem}. Training goes on; failure {self._failures} of {MAX_FAILURES} that end "
+                "it. The checkpoints from before are intact"
+            )
+            return False
+        self._failures = 0
+        return True
+
+    def _write(self, state: TrainState, actors: Arrays, stats: EpisodeStats) -> None:
         host = jax.device_get(on_device(state, self._mesh.local_devices[0]))
         step = int(host.step)
-        if self._config.checkpoint.envs == "replay" and actions["actions"].shape[1]:
-            self._add_segment(step, actions)
+        if self._config.checkpoint.envs == "replay" and self._unwritten:
+            self._add_segment(step, np.concatenate(self._unwritten, axis=1))
         meta = {
             "step": step,
             "return_mean": stats.row()["episode/return_mean"],
@@ -70,17 +119,17 @@ class Saver:
 
     def forget_actions(self) -> None:
         """New environments were made: what the old ones did is of no more use."""
-        self._segments = []
+        self._segments, self._unwritten = [], []
 
-    def _gather(self, named: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _gather(self, named: Arrays) -> Arrays:
         """Environments of all ranks along the first axis, in order of id; empty elsewhere."""
         joined = {name: self._world.gather_rows(named[name]) for name in sorted(named)}
         return {name: array for name, array in joined.items() if array is not None}
 
-    def _add_segment(self, step: int, actions: dict[str, np.ndarray]) -> None:
+    def _add_segment(self, step: int, actions: np.ndarray) -> None:
         folder = self._run_dir / "replay"
         folder.mkdir(exist_ok=True)
-        data = save_bytes({k: np.ascontiguousarray(v) for k, v in actions.items()})
+        data = save_bytes({"actions": np.ascontiguousarray(actions)})
         file = folder / f"actions-{step:08d}.safetensors"
         temporary = file.with_name(f".{file.name}")
         with temporary.open("wb") as stream:
@@ -88,8 +137,9 @@ class Saver:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
+        fsync(folder)
         entry = {"file": file.name, "sha256": hashlib.sha256(data).hexdigest()}
-        self._segments = [*self._segments, entry]
+        self._segments, self._unwritten = [*self._segments, entry], []
 
     def _drop_old_segments(self) -> None:
         """Delete what no checkpoint on disk refers to any more."""

@@ -1,6 +1,6 @@
 """Loud, immediate ends instead of hangs: stop requests, a watchdog, and one traceback.
 
-Public names: `StopRequest`, `Watchdog`, `report_fault`, `Stopped`.
+Public names: `StopRequest`, `Watchdog`, `report_fault`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import time
 import traceback
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from spmdrl.config import EXIT_FAULT
 
@@ -45,8 +47,10 @@ class Watchdog:
     """Ends the process when the training loop stays in one phase for too long.
 
     The loop only writes down its phase; a thread watches the clock and keeps a heartbeat file for
-    every rank, by which the one that others wait for can be named.
+    every rank, by which the one that others wait for, or that was killed, can be named.
     """
+
+    INTERVAL = 0.5  # seconds between two heartbeats
 
     def __init__(self, rank: int, size: int, folder: Path | None):
         self._rank, self._size, self._folder = rank, size, folder
@@ -58,6 +62,10 @@ class Watchdog:
     def start(self) -> Watchdog:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
+        # Python runs signal handlers between two lines of the main thread, which may be waiting
+        # inside MPI; the number of the signal comes through this pipe at once.
+        self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._thread.start()
         return self
 
@@ -69,6 +77,7 @@ class Watchdog:
         return f"update {self._update}, phase {self._phase}"
 
     def stop(self) -> None:
+        """Also before a rank leaves early: others must not think that it was killed."""
         self._stop.set()
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -76,11 +85,18 @@ class Watchdog:
                 self._folder.rmdir()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.5):
+        while not self._stop.is_set():
             self._beat()
             waited = time.monotonic() - self._since
             if waited > self._limit:
                 self._end(waited)
+            if signal.SIGTERM in self._new_signals():
+                self._report_killed()
+
+    def _new_signals(self) -> bytes:
+        """The signals of the next half second, as soon as there are any."""
+        ready, _, _ = select.select([self._signals], [], [], self.INTERVAL)
+        return os.read(self._signals, 100) if ready else b""
 
     def _file(self, rank: int) -> Path:
         assert self._folder is not None
@@ -89,11 +105,44 @@ class Watchdog:
     def _beat(self) -> None:
         if self._folder is None:
             return
-        beat = {"time": time.time(), "update": self._update, "phase": self._phase}
+        beat = {
+            "time": time.time(),
+            "update": self._update,
+            "phase": self._phase,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
         with contextlib.suppress(OSError):
             temporary = self._file(self._rank).with_suffix(".tmp")
             temporary.write_text(json.dumps(beat))
             os.replace(temporary, self._file(self._rank))
+
+    def _read(self, rank: int) -> dict[str, Any] | None:
+        try:
+            beat: dict[str, Any] = json.loads(self._file(rank).read_text())
+        except (OSError, ValueError):
+            return None
+        return beat
+
+    def _report_killed(self) -> None:
+        """mpirun and srun end the others with TERM when one rank dies: say which, and where."""
+        if self._folder is None:
+            return
+        for rank in range(self._size):
+            beat = self._read(rank)
+            if beat is None or beat["host"] != socket.gethostname():
+                continue  # it left in order, or only its own host can tell
+            if rank != self._rank and not _is_running(beat["pid"]):
+                print(
+                    f"spmdrl: rank {rank} of {self._size} on {beat['host']} (pid {beat['pid']}) "
+                    f"was killed in or just after update {beat['update']}, phase "
+                    f"{beat['phase']}; the job ends. The same command goes on from the last "
+                    "checkpoint",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            elif rank < self._rank:
+                return  # one report is enough, and that rank makes it
 
     def _end(self, waited: float) -> None:
         print(
@@ -104,6 +153,7 @@ class Watchdog:
             flush=True,
         )
         faulthandler.dump_traceback(all_threads=True)
+        self.stop()
         os._exit(EXIT_FAULT)
 
     def _laggard(self) -> str:
@@ -113,9 +163,8 @@ class Watchdog:
         order = ["start", "collect", "wait", "update", "check", "save"]
         found = []
         for rank in range(self._size):
-            try:
-                beat = json.loads(self._file(rank).read_text())
-            except (OSError, ValueError):
+            beat = self._read(rank)
+            if beat is None:
                 return f"Rank {rank} has left no sign of life."
             silent = time.time() - beat["time"]
             if silent > 3.0:
@@ -132,6 +181,15 @@ class Watchdog:
             )
         _, rank, beat = min(found)
         return f"Rank {rank} is furthest behind: {beat['phase']} of update {beat['update']}."
+
+
+def _is_running(pid: int) -> bool:
+    """Whether the process is there, and not just waiting to be collected by its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
 
 
 def report_fault(rank: int, size: int, where: str, error: BaseException) -> None:

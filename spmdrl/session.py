@@ -19,6 +19,7 @@ from spmdrl.loop import Stopped, train
 from spmdrl.metrics import NullLogger, make_logger
 from spmdrl.rundir import RunDir, command_line, open_run, versions
 from spmdrl.safety import StopRequest, Watchdog, report_fault
+from spmdrl.shards import ids_of_ranks
 from spmdrl.world import World
 
 
@@ -53,6 +54,7 @@ def run_session(
     except BaseException as error:  # SystemExit too: a rank that just leaves would hang the others
         logger.close()
         report_fault(world.rank, world.size, watchdog.where(), error)
+        watchdog.stop()
         return leave(world, EXIT_FAULT)
     finally:
         watchdog.stop()
@@ -76,8 +78,9 @@ def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
         "versions": packages,
         "devices": [devices[0].platform, config.devices or len(devices)],
         "host": socket.gethostname(),
+        "ready_s": world.ready_s,
     }
-    ranks = world.gather_json(mine)
+    ranks = world.assemble(mine, config.sync.start_timeout_s)
     for rank, other in enumerate(ranks):
         for what in ("command line", "versions", "devices"):
             if other[what] != ranks[0][what]:
@@ -86,8 +89,12 @@ def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
                     f"different {what}: {differences(other[what], ranks[0][what])}. Start all "
                     "ranks with the same command from the same environment"
                 )
-    return [f"rank {i}/{world.size} on {r['host']}: {r['devices'][1]} {r['devices'][0]} device(s)"
-            for i, r in enumerate(ranks)]  # fmt: skip
+    envs = [len(ids) for ids in ids_of_ranks(config, world.size)]
+    return [
+        f"rank {i}/{world.size} on {r['host']}: {r['devices'][1]} {r['devices'][0]} device(s), "
+        f"{n} environment(s), MPI ready in {r['ready_s']:.1f} s"
+        for i, (r, n) in enumerate(zip(ranks, envs, strict=True))
+    ]
 
 
 def differences(mine: Any, theirs: Any) -> str:

@@ -8,7 +8,6 @@ calls. What travels is one flat vector of sums. Public names: `GradSync`, `make_
 from __future__ import annotations
 
 import collections
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ class GradSync:
     between: Reduce | None
     places: int  # devices of the whole run
     first_place: int  # of this rank
+    mpi_in_step: bool = False
 
     def place(self) -> jax.Array:
         """Which of the run's devices this is; inside the compiled step only."""
@@ -58,7 +58,7 @@ def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
         return GradSync(_sum_devices(config), None, devices, 0)
     places, first = devices * world.size, world.rank * devices
     if devices == 1 and _mpi_reaches_device():
-        return GradSync(_sum_ranks(config), None, places, first)
+        return GradSync(_sum_ranks(config), None, places, first, mpi_in_step=True)
     keep = _gather_devices if config.deterministic else _partial_sum_devices
     return GradSync(keep, jax.jit(_sum_ranks(config)), places, first)
 
@@ -246,18 +246,21 @@ def assert_in_sync(config: SyncConfig, state: TrainState, world: World, mesh: Me
     if config.strategy == "gather":  # only rank 0 keeps the optimiser's state
         state = state.replace(opt_state=(), reward_moments=())
     sums = world.gather_json(checksum(state, mesh))
-    common = statistics.mode([s for of_rank in sums for s in of_rank])
-    odd = [
-        f"rank {r} device {d}"
-        for r, row in enumerate(sums)
-        for d, s in enumerate(row)
-        if s != common
-    ]
+    found = {f"rank {r} device {d}": s for r, row in enumerate(sums) for d, s in enumerate(row)}
+    odd = odd_ones(found)
     if odd:
         raise OutOfSync(
             f"parameters or optimiser state differ on {', '.join(odd)}; memory or a library is "
             "faulty there. Start the same command again to go on from the last checkpoint"
         )
+
+
+def odd_ones(found: dict[str, int]) -> list[str]:
+    """Who holds something else than most do; everybody where there is no majority."""
+    common, votes = collections.Counter(found.values()).most_common(1)[0]
+    if 2 * votes <= len(found):
+        return list(found)
+    return [name for name, value in found.items() if value != common]
 
 
 class NotFinite:

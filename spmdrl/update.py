@@ -100,6 +100,9 @@ def _fused(learner: Learner, mesh: Mesh) -> Update:
         progress, reports = jax.lax.scan(step, begin(state), length=learner.num_gradients)
         return finish(learner, progress, prepared, advantages["fit"], reports)
 
+    if learner.sync.mpi_in_step:
+        update.__name__ = "update_over_mpi"  # which the cache of programs knows not to keep
+
     # check_vma=False: gradients with respect to the replicated parameters stay local, as in
     # pmap; the sum over places is ours to take, once, together with everything else.
     sharded = jax.shard_map(

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from spmdrl.config import EXIT_FAULT
 from spmdrl.launch import LaunchError, Topology
+
+SAY_EVERY_S = 10.0  # while ranks are missing at the start
+START_LIMIT_S = 600.0  # for MPI itself, before there is a config to say otherwise
 
 
 class World:
@@ -21,6 +27,7 @@ class World:
 
     rank = 0
     size = 1
+    ready_s = 0.0  # how long it took to meet
 
     @property
     def is_root(self) -> bool:
@@ -32,6 +39,10 @@ class World:
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank, in order of rank."""
+        return [value]
+
+    def assemble(self, value: Any, limit_s: float) -> list[Any]:
+        """The first meeting: `gather_json` that says whom it waits for, and not for ever."""
         return [value]
 
     def gather_rows(self, array: np.ndarray) -> np.ndarray | None:
@@ -62,13 +73,13 @@ class MpiWorld(World):
     """Several ranks, through mpi4py's buffer interface."""
 
     def __init__(self) -> None:
-        from mpi4py import MPI
-
-        self._mpi = MPI
+        started = time.perf_counter()
+        self._mpi = MPI = _start_mpi()
         # A communicator of our own: mpi4jax must not share one with mpi4py.
         self._comm = MPI.COMM_WORLD.Clone()
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
+        self.ready_s = time.perf_counter() - started
 
     def broadcast_json(self, value: Any) -> Any:
         text = json.dumps(value).encode() if self.is_root else b""
@@ -85,6 +96,36 @@ class MpiWorld(World):
         self._comm.Allgatherv(mine, [joined, lengths])
         ends = np.cumsum(lengths)
         return [json.loads(joined[e - n : e].tobytes()) for e, n in zip(ends, lengths, strict=True)]
+
+    def assemble(self, value: Any, limit_s: float) -> list[Any]:
+        # Rank 0 must not stand in a collective call here, where nothing tells who is missing.
+        if not self.is_root:
+            self._comm.Send(np.frombuffer(json.dumps(value).encode(), np.uint8), dest=0)
+            return list(self.broadcast_json(None))
+        found, started, said = {0: value}, time.monotonic(), SAY_EVERY_S
+        while len(found) < self.size:
+            if not self._receive_one(found):
+                time.sleep(0.01)
+            waited = time.monotonic() - started
+            missing = [rank for rank in range(self.size) if rank not in found]
+            if waited > limit_s:
+                raise LaunchError(
+                    f"{_ranks(missing)} of {self.size} did not come within {limit_s:.0f} s of the "
+                    "start; look at the logs of their nodes, or raise --sync.start-timeout-s"
+                )
+            if missing and waited > said:
+                print(f"spmdrl: waiting for {_ranks(missing)} ({waited:.0f} s)", flush=True)
+                said += SAY_EVERY_S
+        return list(self.broadcast_json([found[rank] for rank in range(self.size)]))
+
+    def _receive_one(self, found: dict[int, Any]) -> bool:
+        status = self._mpi.Status()
+        if not self._comm.Iprobe(status=status):
+            return False
+        text = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        self._comm.Recv(text, source=status.Get_source())
+        found[status.Get_source()] = json.loads(text.tobytes())
+        return True
 
     def gather_rows(self, array: np.ndarray) -> np.ndarray | None:
         array = np.ascontiguousarray(array)
@@ -127,6 +168,35 @@ class MpiWorld(World):
         lengths = np.empty(self.size, np.int64)
         self._comm.Allgather(np.array([length], np.int64), lengths)
         return [int(n) for n in lengths]
+
+
+def _start_mpi() -> Any:
+    """The MPI module, started so that other threads can speak while ranks are missing."""
+    import mpi4py
+
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized():
+        together = threading.Event()
+        threading.Thread(target=_say_waiting, args=(together,), daemon=True).start()
+        MPI.Init_thread()
+        together.set()
+    return MPI
+
+
+def _say_waiting(together: threading.Event) -> None:
+    started = time.monotonic()
+    while not together.wait(SAY_EVERY_S):
+        waited = time.monotonic() - started
+        print(f"spmdrl: waiting for MPI: some ranks have not started ({waited:.0f} s)", flush=True)
+        if waited > START_LIMIT_S:
+            print("spmdrl: giving up; look at the launcher's and the nodes' logs", flush=True)
+            os._exit(EXIT_FAULT)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _row_bytes(array: np.ndarray) -> int:

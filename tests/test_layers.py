@@ -12,9 +12,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "spmdrl"
 # From the ground up; a folder is one layer. What is not listed is a tool: it may import anything,
 # and nothing of the trainer imports it.
 LAYERS = [
-    "config", "validity", "launch", "types", "moments", "mesh", "shards", "envs", "nets", "algos",
-    "world", "sync", "checkpoint", "actors", "rollout", "stages", "update", "gather", "console",
-    "metrics", "rundir", "safety", "resume", "loop", "session", "train",
+    "config", "validity", "compile_cache", "launch", "types", "moments", "mesh", "shards", "envs",
+    "nets", "algos", "world", "sync", "checkpoint", "actors", "rollout", "stages", "update",
+    "gather", "console", "metrics", "rundir", "safety", "resume", "loop", "session", "train",
 ]  # fmt: skip
 
 

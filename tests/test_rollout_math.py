@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmdrl.actors import ActorState, Steps, accumulate, finish_rollout, transform_reward
-from spmdrl.config import AlgoConfig, Config, EnvConfig
+from spmdrl.config import AlgoConfig, Config, EnvConfig, SyncConfig
 from spmdrl.envs.base import action_space, check_actions, env_seeds, to_env_action
-from spmdrl.shards import in_shards, split_ids
+from spmdrl.shards import ids_of_ranks, in_shards, shards_in, split_ids
 from spmdrl.stages import (
     IMAGE_CHUNK,
     center_and_scale,
@@ -352,6 +352,20 @@ def test_split_ids_covers_all_ids_once_in_order(num_envs, data):
     lengths = [len(block) for block in blocks]
     assert max(lengths) - min(lengths) <= 1
     assert lengths == sorted(lengths, reverse=True)
+
+
+@given(st.integers(1, 8), st.integers(1, 16), st.data())
+@steady
+def test_deterministic_ranks_take_whole_shards(size, shards, data):
+    ranks = data.draw(st.integers(1, shards))
+    config = Config(
+        env=EnvConfig(id="CartPole-v1", num_envs=size * shards),
+        sync=SyncConfig(deterministic=True, shards=shards),
+    )
+    blocks = ids_of_ranks(config, ranks)
+    assert [g for block in blocks for g in block] == list(range(size * shards))
+    assert all(block.start % size == 0 and len(block) % size == 0 for block in blocks)
+    assert sum(shards_in(config, len(block)) for block in blocks) == shards
 
 
 # ---------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from spmdrl.launch import SAME_BITS_FLAG, mpirun_command
+from spmdrl.verify import TOPOLOGIES
+from spmdrl.verify import main as verify
 
 SUITE = Path(__file__).with_name("spmd")
 PYTEST = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-p", "no:cacheprovider", "-x"]
@@ -35,3 +37,15 @@ def test_on_four_host_devices() -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_under_mpirun(devices: int) -> None:
     run([*mpirun_command(2), *PYTEST], devices, timeout=900)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_verify_finds_the_same_bits_on_every_topology(capsys) -> None:
+    """Among them 4 x 1, gather on 2 and on 3 ranks, and jax on 2 x 2, each by its own command."""
+    config = str(SUITE.parents[1] / "configs" / "cartpole.py")
+    sizes = ["--env.num-envs", "64", "--algo.num-steps", "32", "--sync.deterministic"]
+    assert verify([config, "--updates", "2", *sizes]) == 0, capsys.readouterr()
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert len(rows) == len(TOPOLOGIES)
+    assert all(row.split()[-2] == "yes" for row in rows)

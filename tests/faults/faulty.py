@@ -6,7 +6,6 @@ the pid of every rank, so that the runner can measure how long the job took to e
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import signal
 import sys
@@ -49,6 +48,19 @@ def calls_of(cls: Any, name: str, per_update: int = 1) -> Any:
     return decorate
 
 
+def at_handshake(session: Any) -> None:
+    """This rank claims something else than the others when they compare."""
+    original, versions = session.handshake, session.versions
+    if fault == "version":
+        session.versions = lambda: versions() | {"jax": "0.0.1"}
+
+    def handshake(config: Any, world: Any, argv: Any) -> Any:
+        mark()
+        return original(config, world, [*argv, "--seed", "77"] if fault == "config" else argv)
+
+    session.handshake = handshake
+
+
 def install() -> None:
     from spmdrl import loop, metrics, rollout
     from spmdrl.envs.envpool_backend import EnvpoolBatch
@@ -68,16 +80,13 @@ def install() -> None:
             return answer
 
     elif fault == "nan-gradient":
-        from spmdrl import stages as learner
 
-        original = learner.ppo_sums
+        @calls_of(rollout.Collector, "collect")
+        def collect_poisoned(original: Any, *args: Any) -> Any:
+            steps, episodes = original(*args)
+            # Observations and rewards are fine; every ratio, and with it the gradient, is not.
+            return steps.replace(log_prob=steps.log_prob * float("nan")), episodes
 
-        def poisoned(*args: Any) -> Any:
-            loss, sums = original(*args)
-            return loss * float("nan"), sums
-
-        mark()
-        learner.ppo_sums = poisoned
     elif fault == "update":
 
         @calls_of(loop, "plain")
@@ -113,13 +122,10 @@ def install() -> None:
             leaves[1] = (bits ^ 1).view("float32")
             original(config, jax.tree.unflatten(structure, leaves), world, mesh)
 
-    elif fault == "version":
-        genuine = importlib.metadata.version
-        importlib.metadata.version = lambda name: "0.0.1" if name == "jax" else genuine(name)
-        mark()
-    elif fault == "config":
-        argv.extend(["--seed", "77"])
-        mark()
+    elif fault in ("version", "config"):
+        from spmdrl import session
+
+        at_handshake(session)
     elif fault != "kill":
         raise SystemExit(f"unknown fault {fault}")
 

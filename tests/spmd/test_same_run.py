@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -70,11 +71,17 @@ def alone_in_order(request, shared_folder, world):
 
 
 @same_bits
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("layout", layouts(), ids=lambda x: f"{x[0]}x{x[1]}")
-def test_deterministic_mode_gives_the_same_bits(alone_in_order, layout, shared_folder, world):
+def test_deterministic_mode_gives_the_same_bits(
+    alone_in_order, layout, strategy, shared_folder, world
+):
     task, config, reference = alone_in_order
     _, devices = layout
-    together = run(config, devices, world, shared_folder / f"{task}-ordered-{devices}")
+    if strategy == "gather" and world.size == 1:
+        pytest.skip("gather is about several ranks")
+    config = dataclasses.replace(config, sync=dataclasses.replace(config.sync, strategy=strategy))
+    together = run(config, devices, world, shared_folder / f"{task}-ordered-{strategy}-{devices}")
     assert together["params_sha256"] == reference["params_sha256"]
     if world.is_root:
         assert together["episode_return_mean"] == reference["episode_return_mean"]

@@ -1,0 +1,89 @@
+"""Compiled programs kept between runs, so that the second start is fast.
+
+jax writes its cache in place: a killed process leaves half a file, which is then never replaced.
+So every process works in a folder of links to what is known to be whole, and hands its new
+programs over by a rename. Nothing here imports jax. Public names: `open_cache`, `publish`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import MutableMapping
+from pathlib import Path
+
+VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+WORK = ".work-"
+LIMIT_BYTES = 1 << 29
+DAY = 86400.0
+# Programs with an address of this very process inside: the simulator's, or a communicator's.
+# They can never be used again.
+PRIVATE = ("jit_collect-", "jit_update_over_mpi-")
+
+
+def open_cache(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let jax work in a folder of its own, filled from the cache; what the user set stays."""
+    if VARIABLE in environ or environ.get("JAX_ENABLE_COMPILATION_CACHE", "").lower() == "false":
+        return
+    shared = _shared_folder(environ)
+    try:
+        shared.mkdir(parents=True, exist_ok=True)
+        _prune(shared)
+        work = Path(tempfile.mkdtemp(prefix=WORK, dir=shared))
+        for entry in _entries(shared):
+            with contextlib.suppress(FileNotFoundError):  # another process has just pruned it
+                os.link(entry, work / entry.name)
+    except OSError:
+        return  # no cache, no harm: a read-only home, or a file system without links
+    atexit.register(shutil.rmtree, work, ignore_errors=True)
+    environ[VARIABLE] = str(work)
+    environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    # XLA's own caches would put the folder's name into the key of every program.
+    environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
+
+
+def publish(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Hand this process's new programs over to those that start later."""
+    work = Path(environ.get(VARIABLE, "."))
+    if not work.name.startswith(WORK):
+        return
+    for entry in _entries(work):
+        if not entry.name.startswith(PRIVATE):
+            with contextlib.suppress(OSError):  # it is there already, or the disk is full
+                os.link(entry, work.parent / entry.name)
+
+
+def _shared_folder(environ: MutableMapping[str, str]) -> Path:
+    """One for each kind of processor: programs made for one may not run on another."""
+    home = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "spmdrl" / f"programs-{_processor()}"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        kinds = sorted({n for n in lines if n.startswith(("flags", "Features", "model name"))})
+        return hashlib.sha256("\n".join(kinds).encode()).hexdigest()[:12]
+    return "any"
+
+
+def _entries(folder: Path) -> list[Path]:
+    return [file for file in folder.iterdir() if file.name.endswith("-cache")]
+
+
+def _prune(shared: Path) -> None:
+    """Keep the newest programs up to a limit, and drop what killed processes left."""
+    now = time.time()
+    for work in shared.glob(f"{WORK}*"):
+        if now - work.stat().st_mtime > DAY:
+            shutil.rmtree(work, ignore_errors=True)
+    total = 0
+    for entry in sorted(_entries(shared), key=lambda f: f.stat().st_mtime, reverse=True):
+        total += entry.stat().st_size
+        if total > LIMIT_BYTES:
+            entry.unlink(missing_ok=True)
