@@ -17,7 +17,7 @@ from spmdrl.compile_cache import publish
 from spmdrl.config import Config
 from spmdrl.gather import gathered
 from spmdrl.launch import Topology, threads_per_rank
-from spmdrl.mesh import global_devices, local_devices, make_mesh, replicate
+from spmdrl.mesh import global_devices, local_devices, make_mesh, replicate, settle
 from spmdrl.metrics import EpisodeStats, Every, NullLogger, Row, Timer
 from spmdrl.nets import make_policy
 from spmdrl.resume import Saver
@@ -64,7 +64,7 @@ def train(
     state = broadcast_tree(world, state)
     stats = EpisodeStats(config.log.window)
     saver = Saver(config, world, mesh, run.path, logger)
-    state = saver.restore(replicate(state, mesh), collector, stats)
+    state = settle(saver.restore(replicate(state, mesh), collector, stats), mesh)
     guard = NotFinite(config.sync, devices)
 
     logger.info(header(config, world, devices, collector))

@@ -1,8 +1,8 @@
 """Placement on local devices; owns the name of the mesh axis.
 
 Environments are split over the devices by id, everything else is on all of them.
-Public names: `AXIS`, `make_mesh`, `local_devices`, `global_devices`, `replicate`, `on_device`,
-`join`.
+Public names: `AXIS`, `make_mesh`, `local_devices`, `global_devices`, `replicate`, `settle`,
+`on_device`, `join`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,15 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
             lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), tree
         )
     return jax.device_put(tree, sharding)
+
+
+def settle(tree: Any, mesh: Mesh) -> Any:
+    """Replicated values of the type that a compiled program returns.
+
+    Placed from the host they differ in type from the next update's, for which everything that
+    reads them would be compiled once more.
+    """
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
 
 
 def on_device(tree: Any, device: jax.Device) -> Any:

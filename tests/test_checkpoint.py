@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -203,3 +205,30 @@ def test_a_link_is_not_followed(tmp_path):
     file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="missing"):
         read_snapshot(tmp_path / "c")
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_save_flushes_its_data_then_renames_then_flushes_the_folder(tmp_path):
+    """As the kernel sees it: no rename before the data is on the disk."""
+    script = (
+        "import sys, numpy as np; from pathlib import Path\n"
+        "from spmdrl.checkpoint import Checkpointer, Snapshot\n"
+        "arrays = {'params': {'w': np.ones(9, np.float32)}}\n"
+        "Checkpointer(Path(sys.argv[1]), 3).save(Snapshot(7, arrays, {'step': 7}))\n"
+    )
+    trace, folder = tmp_path / "trace", tmp_path / "checkpoints"
+    calls = "trace=fsync,fdatasync,rename,renameat,renameat2"
+    command = ["strace", "-f", "-y", "-e", calls, "-o", str(trace), sys.executable, "-c", script]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
+    if "ptrace" in done.stderr.lower():
+        pytest.skip("this machine does not let processes be traced")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in trace.read_text().splitlines() if str(folder) in line]
+    kinds = ["rename" if "rename" in line else "fsync" for line in lines]
+    at = kinds.index("rename")
+    files = {"params.safetensors", "meta.json", "manifest.json"}
+    assert all(any(name in line for line in lines[:at]) for name in files)
+    assert lines[at - 1].rstrip().endswith("= 0")  # the temporary folder itself
+    assert kinds.count("rename") == 1
+    assert kinds[at + 1 :] == ["fsync"]
+    assert f"<{folder}>" in lines[at + 1]

@@ -1,0 +1,134 @@
+"""Ask a run to stop, by each way there is, and let it go on; it must end as if never stopped.
+
+    python tests/faults/stops.py --trials 10          # writes benchmarks/results/stops.md
+
+The launcher is `--nprocs 2` or an mpirun of the user's own. A trial holds when the job leaves with
+exit code 75 one update and one save later (here: no more than two updates after the signal), and
+when the same command then ends with the parameters and metrics of the run that was never stopped.
+A TERM to a bare mpirun cannot be answered, because it kills its ranks at once: there the trial
+holds when no more than one checkpoint interval is lost and the resumed run is exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kills import ROOT, SIZES, UPDATES, finish, outcome, ranks_of
+
+from spmdrl.launch import mpirun_command
+
+EXIT_STOPPED = 75
+INTERVAL = 3  # updates between two checkpoints, as SIZES say
+TARGETS = ("--nprocs", "mpirun", "one rank")
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Trial:
+    target: str
+    signal: str
+    code: int
+    seconds: float  # from the signal to the end of the job
+    seen: int  # updates done when the signal was sent
+    saved: int  # update of the newest checkpoint afterwards
+    exact: bool
+
+    @property
+    def held(self) -> bool:
+        if (self.target, self.signal) == ("mpirun", "SIGTERM"):
+            return self.exact and self.code != 0 and self.saved > self.seen - INTERVAL
+        return self.exact and self.code == EXIT_STOPPED and 0 <= self.saved - self.seen <= 2
+
+
+def start(run_dir: Path, target: str) -> subprocess.Popen[str]:
+    config = str(ROOT / "configs" / "cartpole.py")
+    command = [sys.executable, "-m", "spmdrl.train", config, *SIZES, "--run-dir", str(run_dir)]
+    if target == "--nprocs":
+        command += ["--nprocs", "2"]
+    else:
+        command = [*mpirun_command(2), *command]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+    )
+
+
+def updates_done(run_dir: Path) -> int:
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def newest(run_dir: Path) -> int:
+    return max(int(p.name.split("-")[1]) for p in (run_dir / "checkpoints").glob("update-*"))
+
+
+def run_trial(folder: Path, target: str, number: int, reference: Any, seed: int) -> Trial:
+    rng, run_dir = random.Random(seed), folder / f"{target}-{number}-{seed}".replace(" ", "-")
+    job, aim = start(run_dir, target), rng.randrange(INTERVAL + 1, UPDATES - 20)
+    while updates_done(run_dir) < aim and job.poll() is None:
+        time.sleep(0.002)
+    pid = rng.choice(ranks_of(job)) if target == "one rank" else job.pid
+    seen, sent = updates_done(run_dir), time.monotonic()
+    os.kill(pid, number)
+    job.communicate(timeout=120)
+    seconds, saved = time.monotonic() - sent, newest(run_dir)
+    finish(start(run_dir, target))
+    exact = outcome(run_dir) == reference
+    name = signal.Signals(number).name
+    return Trial(target, name, job.returncode, seconds, seen, saved, exact)
+
+
+def table(trials: list[Trial]) -> str:
+    lines = [
+        "| signal | sent to | trials | held | exit codes | seconds to the end, median (max) | "
+        "updates saved after the signal |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for target, name in sorted({(t.target, t.signal) for t in trials}):
+        some = [t for t in trials if (t.target, t.signal) == (target, name)]
+        codes = ", ".join(sorted({str(t.code) for t in some}))
+        times, later = [t.seconds for t in some], [t.saved - t.seen for t in some]
+        lines.append(
+            f"| {name} | {target} | {len(some)} | {sum(t.held for t in some)} | {codes} | "
+            f"{statistics.median(times):.2f} ({max(times):.2f}) | {min(later)} to {max(later)} |"
+        )
+    return "\n".join(lines)
+
+
+def run_trials(count: int, folder: Path) -> list[Trial]:
+    finish(start(folder / "reference", "--nprocs"))
+    reference, trials = outcome(folder / "reference"), []
+    for target in TARGETS:
+        for number in SIGNALS:
+            for seed in range(count):
+                trials.append(run_trial(folder, target, number, reference, seed))
+                print(trials[-1], "held" if trials[-1].held else "NOT HELD", flush=True)
+    return trials
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "stops.md")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trials = run_trials(args.trials, Path(folder))
+    args.out.write_text(table(trials) + "\n")
+    print(table(trials))
+    return 0 if all(t.held for t in trials) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

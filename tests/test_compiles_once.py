@@ -1,0 +1,41 @@
+"""Nothing is compiled again after the first update: on one rank, on several, after a resume."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+CONFIG = str(Path(__file__).resolve().parents[1] / "configs" / "cartpole.py")
+SIZES = ["--env.num-envs", "8", "--algo.num-steps", "16", "--net.hidden", "16", "--log.every", "1"]
+
+
+def programs(run_dir: Path, steps: int, flags: list[str]) -> Counter[str]:
+    """How often each of the two large programs was compiled."""
+    command = [sys.executable, "-m", "spmdrl.train", CONFIG, *SIZES, *flags]
+    done = subprocess.run(
+        [*command, "--total-steps", str(steps), "--run-dir", str(run_dir)],
+        env=os.environ | {"JAX_LOG_COMPILES": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = re.findall(r"Finished XLA compilation of jit\((\w+)\)", done.stdout + done.stderr)
+    return Counter(name for name in names if name.startswith(("collect", "update")))
+
+
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize("flags", [[], ["--nprocs", "2"], ["--devices", "2"]], ids=" ".join)
+def test_each_program_is_compiled_once(flags, tmp_path):
+    expected = {
+        "": {"collect": 1, "update": 1},
+        "--nprocs 2": {"collect": 2, "update_over_mpi": 2},
+        "--devices 2": {"collect": 2, "update": 1},
+    }[" ".join(flags)]
+    assert programs(tmp_path / "run", 8 * 16 * 4, flags) == expected
+    assert programs(tmp_path / "run", 8 * 16 * 8, flags) == expected  # resumed
