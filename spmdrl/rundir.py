@@ -1,18 +1,21 @@
 """The run directory: made on rank 0, explains itself, and is found again on resume.
 
-Public names: `RunDir`, `open_run`, `check_run_dir`, `read_run`.
+Public names: `RunDir`, `open_run`, `check_run_dir`, `read_run`, `write_status`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import secrets
+import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from spmdrl.config import Config, ConfigError, flatten, from_json, to_json
 
@@ -124,6 +127,24 @@ def _replace(file: Path, text: str) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(text)
     os.replace(temporary, file)
+
+
+def write_status(
+    path: Path, state: Literal["running", "finished", "stopped", "failed"], reason: str = ""
+) -> None:
+    """Who works on this run, or how it ended; `python -m spmdrl.runs` reads it.
+
+    A disk that refuses it must not end a run, nor hide why one ended.
+    """
+    status = {
+        "state": state,
+        "reason": next(iter(reason.strip().splitlines()), ""),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+    }
+    with contextlib.suppress(OSError):
+        _replace(path / "status.json", json.dumps(status, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:
