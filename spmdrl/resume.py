@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,14 @@ from jax.sharding import Mesh
 from safetensors.numpy import load as load_bytes
 from safetensors.numpy import save as save_bytes
 
-from spmdrl.checkpoint import Checkpointer, CheckpointError, Snapshot, from_named, to_named
+from spmdrl.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    Snapshot,
+    from_named,
+    to_named,
+    write_file,
+)
 from spmdrl.config import Config
 from spmdrl.mesh import on_device, replicate
 from spmdrl.metrics import EpisodeStats, NullLogger
@@ -82,13 +88,7 @@ class Saver:
         folder.mkdir(exist_ok=True)
         data = save_bytes({k: np.ascontiguousarray(v) for k, v in actions.items()})
         file = folder / f"actions-{step:08d}.safetensors"
-        temporary = file.with_name(f".{file.name}")
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-        entry = {"file": file.name, "sha256": hashlib.sha256(data).hexdigest()}
+        entry = {"file": file.name, "sha256": write_file(file, data)}
         self._segments = [*self._segments, entry]
 
     def _drop_old_segments(self) -> None:
