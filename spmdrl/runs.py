@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -32,7 +32,7 @@ COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow"}
 class Options:
     """List the runs below a directory: how far they are, their return and how they ended."""
 
-    dir: tyro.conf.Positional[str] = "runs"
+    dir: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = "runs"
     """Directory that holds the runs, at any depth."""
     json: bool = False
     """Print JSON for scripts instead of a table."""
