@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -36,7 +36,9 @@ from spmdrl.world import World, connect
 
 if TYPE_CHECKING:
     from spmdrl.envs.base import EnvBatch
+    from spmdrl.nets import Policy
     from spmdrl.play import PlayedStep
+    from spmdrl.types import EnvSpec
 
 EXIT_INTERRUPTED = 130
 
@@ -138,6 +140,16 @@ def check_out(out: Path) -> None:
         raise ConfigError(f"out {out} is not empty; choose another with --out")
 
 
+def note_idle_workers(job: Job, workers: int) -> None:
+    busy = len(job.groups)
+    if busy < workers:
+        print(
+            f"only {busy} of {workers} workers have something to do: {job.episodes} episodes are "
+            f"played {job.config.eval.num_envs} at a time; lower --num-envs to use all",
+            flush=True,
+        )
+
+
 def shared_job(options: Options, topology: Topology, world: World) -> Job:
     """Rank 0 decides, also which checkpoint is the newest; the others receive it as JSON."""
     answer: dict[str, Any] = {}
@@ -186,16 +198,19 @@ class Keeper:
         return columns | {"last_obs": np.array(last_obs)}
 
 
-def play_group(
-    job: Job, env: EnvBatch, policy: Any, choose: Any, group: range, worker: int
-) -> list[Episode]:
+class Player(NamedTuple):
+    policy: Policy
+    choose: Callable[..., Any]
+
+
+def play_group(job: Job, env: EnvBatch, player: Player, group: range, worker: int) -> list[Episode]:
     """One episode of every environment, each written as soon as it is over."""
     from spmdrl.envs.base import env_seeds
 
     limit, seeds = job.config.eval.max_steps, env_seeds(job.config.eval.seed, group)
     keepers = {i: Keeper() for i in range(len(group))}
     written: list[Episode] = []
-    for step in play_steps(env, policy, choose, group, limit):
+    for step in play_steps(env, *player, group, limit):
         for i, keeper in list(keepers.items()):
             keeper.add(step, i)
             if step.answer.episode_over[i]:
@@ -210,20 +225,23 @@ def play_group(
     )
 
 
+def load_player(job: Job, spec: EnvSpec) -> Player:
+    played = job.config.eval
+    policy, variables = load_model(job.config, spec, job.checkpoint)
+    return Player(policy, make_chooser(policy, variables, played.deterministic, played.seed))
+
+
 def record(job: Job, world: World, topology: Topology) -> list[Episode]:
     """Every worker plays its groups; all episodes, on every rank."""
     from spmdrl.envs import make_env
 
     config, threads = replace(job.config, seed=job.config.eval.seed), threads_per_rank(topology)
     mine: list[Episode] = []
-    model: Any = None
+    player: Player | None = None
     for group in job.groups[world.rank :: world.size]:
         env = make_env(config, group, threads)
-        if model is None:
-            policy, variables = load_model(config, env.spec, job.checkpoint)
-            choose = make_chooser(policy, variables, config.eval.deterministic, config.eval.seed)
-            model = policy, choose
-        mine += play_group(job, env, *model, group, world.rank)
+        player = player or load_player(job, env.spec)
+        mine += play_group(job, env, player, group, world.rank)
         env.close()
         report(job, world)
     everyone = world.gather_json([episode.to_json() for episode in mine])
@@ -273,7 +291,8 @@ def about(job: Job, workers: int) -> dict[str, Any]:
         "deterministic": job.config.eval.deterministic,
         "seed": job.config.eval.seed,
         "workers": workers,
-        "config": json.loads(to_json(job.config)),
+        # as trained: how the recording was played is said above, and is not how to evaluate
+        "config": json.loads(to_json(read_run(job.checkpoint.parents[1]))),
     }
 
 
@@ -287,8 +306,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         topology = detect()
         if options.nprocs > 1 and topology.size == 1:
-            plan(options, topology)
-            return spawn(options.nprocs, "spmdrl.record", argv, "stopping")
+            note_idle_workers(plan(options, topology), options.nprocs)
+            unfinished = f"stopping; the recording in {options.out} is unfinished: delete it"
+            return spawn(options.nprocs, "spmdrl.record", argv, unfinished)
         world = connect(topology)
         job = shared_job(options, topology, world)
         prepare_process(topology, devices=1)
@@ -312,7 +332,7 @@ def work(job: Job, world: World, topology: Topology) -> int:
         print(f"spmdrl: {error}", file=sys.stderr, flush=True)
         return leave(world, EXIT_BAD_INPUT)
     except KeyboardInterrupt:
-        if world.is_root:
+        if world.size == 1:  # else the process that started the workers has said it
             unfinished = f"the recording in {job.out} is unfinished: delete it"
             print(f"spmdrl: interrupted; {unfinished}", file=sys.stderr, flush=True)
         return leave(world, EXIT_INTERRUPTED)

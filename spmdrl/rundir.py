@@ -34,6 +34,7 @@ FREE_PARTS = ("log.", "checkpoint.", "eval.")
 FIXED = {"checkpoint.renew_every"}
 # What a run leaves that was killed while it made its directory.
 UNFINISHED = {"versions.json", ".versions.json.tmp", ".config.json.tmp"}
+CLONE_MARK = "clone.json"  # in a run that spmdrl.clone made: it has no optimiser to go on with
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ def check_run_dir(config: Config) -> None:
                 "choose another with --run-dir"
             )
     elif not config.restart:
+        if (path / CLONE_MARK).exists():
+            raise ConfigError(
+                f"run_dir {path} was made by spmdrl.clone, which training cannot go on from; "
+                "choose another with --run-dir"
+            )
         _check_same_run(path, config)
 
 

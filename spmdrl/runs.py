@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import tyro
 
 from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError
-from spmdrl.rundir import read_run
+from spmdrl.rundir import CLONE_MARK, read_run
 
 SILENT_S = 10.0  # a living run beats twice a second
 TAIL_BYTES = 65_536  # holds the last rows of metrics.jsonl, however long the run is
@@ -119,7 +119,7 @@ def state_of(run_dir: Path, now: float) -> tuple[str, str]:
     if state == "running":
         if alive and not _gone(status):
             return "running", ""
-        return "killed", "ended without a word; the same command goes on from its last checkpoint"
+        return "killed", "ended without a word"
     if isinstance(state, str):
         return state, str(status.get("reason", ""))
     # a run of a version that kept no status.json
@@ -166,12 +166,20 @@ def describe(run_dir: Path, now: float) -> RunInfo | None:
         env=config.env.id if config else None,
         seed=config.seed if config else None,
         steps=int(newest(rows, "progress/steps") or 0),
-        total_steps=config.num_updates * config.batch_size if config else None,
+        total_steps=total_steps(run_dir, config),
         episode_return=episode_return,
         state=state,
         reason=reason,
         age_s=max(0.0, now - last_write(run_dir)),
     )
+
+
+def total_steps(run_dir: Path, config: Config | None) -> int | None:
+    """Steps at its end; a clone's are those of its data, over all epochs."""
+    cloned = read_json(run_dir / CLONE_MARK).get("total_steps")
+    if isinstance(cloned, int):
+        return cloned
+    return config.num_updates * config.batch_size if config else None
 
 
 def run_dirs(folder: Path) -> Iterator[Path]:
@@ -208,7 +216,7 @@ def show(runs: Sequence[RunInfo]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("run", "environment", "seed"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for heading in ("steps", "of", "return"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("state", overflow="fold")
@@ -221,7 +229,7 @@ def show(runs: Sequence[RunInfo]) -> None:
         cells += [_shown(info.total_steps, ","), _shown(info.episode_return, ".1f")]
         table.add_row(*map(Text, cells), state, short_age(info.age_s))
     # A pipe has no width; 80 columns would fold the names.
-    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
 
 
 def _shown(value: Any, form: str = "") -> str:
