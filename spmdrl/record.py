@@ -76,6 +76,9 @@ class Job:
     checkpoint: Path
     out: Path
     episodes: int
+    about: dict[str, Any]
+    """What the index says besides the episodes. Known from the start: a training that goes on
+    meanwhile may delete the checkpoint before the last episode is over."""
 
     @property
     def groups(self) -> list[range]:
@@ -110,11 +113,28 @@ def plan(options: Options, topology: Topology) -> Job:
         num_envs=options.num_envs or config.eval.num_envs,
         max_steps=options.max_steps or config.eval.max_steps,
     )
-    config = replace(config, eval=played)
-    validate(config)
+    played_config = replace(config, eval=played)
+    validate(played_config)
     checkpoint = named_checkpoint(run_dir, options.checkpoint)
     check_out(out)
-    return Job(config, checkpoint, out, options.episodes)
+    about = {
+        "env": config.env.id,
+        "checkpoint": describe_checkpoint(checkpoint),
+        "deterministic": played.deterministic,
+        "seed": played.seed,
+        "config": json.loads(to_json(config)),  # as trained; how it was played is said above
+    }
+    return Job(played_config, checkpoint, out, options.episodes, about)
+
+
+def describe_checkpoint(checkpoint: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+        return {"path": str(checkpoint), "update": manifest["step"], "sha256": manifest["sha256"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{checkpoint} is damaged ({error!r}); name another one with --checkpoint"
+        ) from error
 
 
 def named_checkpoint(run_dir: Path, name: str) -> Path:
@@ -157,7 +177,7 @@ def shared_job(options: Options, topology: Topology, world: World) -> Job:
         try:
             job = plan(options, topology)
             job.out.mkdir(parents=True, exist_ok=True)
-            answer = {"config": to_json(job.config), "checkpoint": str(job.checkpoint)}
+            answer = {"config": to_json(job.config), "about": job.about}
         except ConfigError as error:
             answer = {"error": str(error)}
         except OSError as error:
@@ -165,8 +185,10 @@ def shared_job(options: Options, topology: Topology, world: World) -> Job:
     answer = world.broadcast_json(answer)
     if "error" in answer:
         raise ConfigError(answer["error"]) if world.is_root else SystemExit(EXIT_BAD_INPUT)
-    config, checkpoint = from_json(answer["config"]), Path(answer["checkpoint"])
-    return Job(config, checkpoint, Path(options.out), options.episodes)
+    about = answer["about"]
+    checkpoint = Path(about["checkpoint"]["path"])
+    config = from_json(answer["config"])
+    return Job(config, checkpoint, Path(options.out), options.episodes, about)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -261,7 +283,8 @@ def finish(job: Job, episodes: list[Episode], world: World) -> None:
     assert numbers == list(range(job.episodes)), "an episode is missing or was played twice"
     if not world.is_root:
         return
-    write_index(job.out, about(job, world.size), episodes)
+    about = job.about | {"spaces": spaces(job.config), "workers": world.size}
+    write_index(job.out, about, episodes)
     returns = np.array([episode.episode_return for episode in episodes])
     steps = sum(episode.length for episode in episodes)
     print(
@@ -272,28 +295,13 @@ def finish(job: Job, episodes: list[Episode], world: World) -> None:
     print(f"clone     python -m spmdrl.clone {job.out} --run-dir runs/clone")
 
 
-def about(job: Job, workers: int) -> dict[str, Any]:
-    """The part of the index that is not the episodes."""
+def spaces(config: Config) -> dict[str, Any]:
     from spmdrl.envs import make_env
 
-    env = make_env(job.config, range(1), threads=1)
-    manifest = json.loads((job.checkpoint / MANIFEST).read_bytes())
-    spaces = describe_spec(env.spec)
+    env = make_env(config, range(1), threads=1)
+    found = describe_spec(env.spec)
     env.close()
-    return {
-        "env": job.config.env.id,
-        "spaces": spaces,
-        "checkpoint": {
-            "path": str(job.checkpoint),
-            "update": manifest["step"],
-            "sha256": manifest["sha256"],
-        },
-        "deterministic": job.config.eval.deterministic,
-        "seed": job.config.eval.seed,
-        "workers": workers,
-        # as trained: how the recording was played is said above, and is not how to evaluate
-        "config": json.loads(to_json(read_run(job.checkpoint.parents[1]))),
-    }
+    return found
 
 
 # ---------------------------------------------------------------------------------------------

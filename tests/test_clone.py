@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from spmdrl import clone, evaluate, runs, train
+from spmdrl import clone, evaluate, runs
 from spmdrl.config import Config, EnvConfig, EvalConfig, NetConfig, to_json
 from spmdrl.envs import make_env
 from spmdrl.episodes import Recording, describe_spec, write_episode, write_index
@@ -145,12 +145,6 @@ def test_the_other_tools_take_it_for_a_run(cloned, data, capsys):
         "finished", 8 * data.num_steps, 8 * data.num_steps,
     )  # fmt: skip
     assert info.episode_return == before["return_mean"]
-
-
-def test_training_does_not_go_on_from_a_clone(cloned, monkeypatch, capsys):
-    monkeypatch.setattr(train.StopRequest, "listen", lambda self: self)
-    assert train.main(["configs/cartpole.py", "--run-dir", str(cloned)]) == 2
-    assert "made by spmdrl.clone" in capsys.readouterr().err
 
 
 def test_bad_input(folder, data, cloned, tmp_path, capsys):
