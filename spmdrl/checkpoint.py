@@ -2,7 +2,8 @@
 
 A checkpoint is a folder of safetensors and JSON files with a manifest of their SHA-256. It is
 written beside its place, flushed to the disk and renamed, so that a kill at any moment leaves
-either all of it or nothing. Public names: `Checkpointer`, `Snapshot`, `CheckpointError`.
+either all of it or nothing. Public names: `Checkpointer`, `Snapshot`, `CheckpointError`,
+`write_file`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
@@ -45,12 +45,16 @@ class Snapshot:
 
 def to_named(tree: Any) -> dict[str, np.ndarray]:
     """A pytree as {"params/policy_head/kernel": array}."""
+    import jax  # only here: looking for a checkpoint must not take the time of loading jax
+
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {_name(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def from_named(template: Any, named: dict[str, np.ndarray]) -> Any:
     """The arrays in the template's structure; every name, shape and dtype must fit."""
+    import jax
+
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
     names = [_name(path) for path, _ in leaves]
     if set(names) != set(named):
@@ -134,6 +138,18 @@ def _verify(place: Path, name: str, expected: dict[str, Any]) -> None:
         )
     if _sha256(file) != expected["sha256"]:
         raise CheckpointError(f"{name} does not match its SHA-256")
+
+
+def write_file(file: Path, data: bytes) -> str:
+    """Write one file whole or not at all, flushed to the disk; its SHA-256."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    with temporary.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, file)
+    fsync(file.parent)
+    return hashlib.sha256(data).hexdigest()
 
 
 def _sha256(file: Path) -> str:

@@ -1,6 +1,6 @@
 """Run directory in, returns and video out: `python -m spmdrl.evaluate RUN_DIR`.
 
-Public names: `load_model`, `play`, `main`.
+Public names: `play`, `main`.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError
+from spmdrl.play import find_checkpoint, load_model, make_chooser, play_steps
 from spmdrl.rundir import read_run
 from spmdrl.validity import validate
 
@@ -50,57 +51,6 @@ def eval_config(options: Options) -> Config:
     return config
 
 
-def find_checkpoint(run_dir: Path, step: int | None, best: bool = False) -> Path:
-    """The folder of the newest, the best, or a given checkpoint."""
-    from spmdrl.checkpoint import Checkpointer
-
-    checkpointer = Checkpointer(run_dir / "checkpoints", keep=1)
-    steps = checkpointer.steps()
-    if not steps:
-        raise ConfigError(f"{run_dir} has no checkpoint yet")
-    wanted = step if step is not None else checkpointer.best_step() if best else steps[-1]
-    if wanted not in steps:
-        have = ", ".join(map(str, steps))
-        raise ConfigError(f"{run_dir} has no checkpoint of update {wanted}; there are: {have}")
-    return checkpointer.path(wanted)
-
-
-def load_model(config: Config, spec: Any, checkpoint: Path) -> tuple[Any, Any]:
-    """`(policy, variables)` as trained; the observation moments are those of the checkpoint."""
-    import jax
-    import jax.numpy as jnp
-
-    from spmdrl import moments
-    from spmdrl.checkpoint import from_named, read_snapshot
-    from spmdrl.nets import make_policy
-    from spmdrl.nets.policy import variables_of
-
-    policy = make_policy(config, spec)
-    shape = spec.obs_shape if config.env.normalize_obs else (0,)
-    template = jax.eval_shape(
-        lambda: {"params": policy.init(jax.random.key(0)), "obs_moments": moments.init(shape)}
-    )
-    model = from_named(template, read_snapshot(checkpoint).arrays["params"])
-    model = jax.tree.map(jnp.asarray, model)
-    return policy, variables_of(model["params"], model["obs_moments"])
-
-
-def make_chooser(policy: Any, variables: Any, deterministic: bool, seed: int) -> Callable[..., Any]:
-    """`choose(carry, obs, first, t) -> (carry, action)`, compiled."""
-    import jax
-
-    key = jax.random.key(seed)
-
-    def choose(carry: Any, obs: Any, first: Any, t: Any) -> tuple[Any, Any]:
-        carry, dist_params, _ = policy.apply(variables, carry, obs, first)
-        if deterministic:
-            return carry, policy.dist.mode(dist_params)
-        noise = policy.dist.noise(jax.random.fold_in(key, t), obs.shape[:1])
-        return carry, policy.dist.sample(dist_params, noise)
-
-    return jax.jit(choose)
-
-
 def play(
     config: Config, checkpoint: Path, frames: list[Any] | None = None
 ) -> list[tuple[float, int]]:
@@ -124,22 +74,16 @@ def play(
     policy, variables = load_model(config, env.spec, checkpoint)
     choose = make_chooser(policy, variables, count.deterministic, count.seed)
     each = -(-count.episodes // envs)
-    obs, carry = env.reset(), policy.initial_carry(envs)
-    first, resetting = np.ones(envs, bool), np.zeros(envs, bool)
     score, length = np.zeros(envs), np.zeros(envs, int)
     found: list[list[tuple[float, int]]] = [[] for _ in range(envs)]
-    for t in range(count.max_steps):
+    for step in play_steps(env, policy, choose, range(envs), count.max_steps):
         if frames is not None and not found[0]:
             frames.append(env.render())
-        carry, action = choose(carry, obs, first, np.int32(t))
-        env.send(np.asarray(action))
-        answer = env.recv()
-        score += np.where(resetting, 0.0, answer.reward)
-        length += ~resetting
-        for i in np.flatnonzero(answer.episode_over):
+        score += np.where(step.valid, step.answer.reward, 0.0)
+        length += step.valid
+        for i in np.flatnonzero(step.answer.episode_over):
             found[i].append((float(score[i]), int(length[i])))
             score[i], length[i] = 0.0, 0
-        obs, first, resetting = answer.obs, resetting, answer.terminated | answer.truncated
         if all(len(f) >= each for f in found):
             break
     env.close()

@@ -157,7 +157,10 @@ def _all_gpus() -> list[str]:
     return [str(i) for i, _ in enumerate(folder.iterdir())] if folder.is_dir() else []
 
 
-def spawn(nprocs: int, module: str, argv: Sequence[str]) -> int:
+SAVING = "saving a checkpoint, then stopping (again: stop at once)"
+
+
+def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAVING) -> int:
     """Run `mpirun -np nprocs python -m module argv` and hand signals on; its exit code.
 
     mpirun kills its ranks 0.2 s after a TERM or Ctrl-C, too soon for a checkpoint, but passes USR1
@@ -178,7 +181,7 @@ def spawn(nprocs: int, module: str, argv: Sequence[str]) -> int:
         nonlocal interrupts
         interrupts += number == signal.SIGINT
         if interrupts == 1 and number == signal.SIGINT:
-            os.write(2, b"Ctrl-C: saving a checkpoint, then stopping (again: stop at once)\n")
+            os.write(2, f"Ctrl-C: {on_interrupt}\n".encode())
         child.send_signal(signal.SIGTERM if interrupts > 1 else signal.SIGUSR1)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):

@@ -147,11 +147,11 @@ class NullLogger:
 class Logger(NullLogger):
     """Writes `metrics.jsonl`, `log.txt` and whatever else the config asks for."""
 
-    def __init__(self, config: Config, run_dir: Path, run_id: str):
+    def __init__(self, config: Config, run_dir: Path, run_id: str, console: Console | None = None):
         self._dir, self._id = run_dir, run_id
         self._metrics = AppendFile(run_dir / "metrics.jsonl", self._say_unwritten)
         self._log = AppendFile(run_dir / "log.txt", self._say_unwritten)
-        self._console: Console = make_console(config, run_dir)
+        self._console: Console = console or make_console(config, run_dir)
         self._writers = _extra_writers(config, run_dir, run_id)
 
     def info(self, text: str) -> None:

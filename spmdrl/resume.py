@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from spmdrl.checkpoint import (
     CheckpointError,
     Snapshot,
     from_named,
-    fsync,
     to_named,
+    write_file,
 )
 from spmdrl.config import Config
 from spmdrl.mesh import on_device, replicate
@@ -131,14 +130,7 @@ class Saver:
         folder.mkdir(exist_ok=True)
         data = save_bytes({"actions": np.ascontiguousarray(actions)})
         file = folder / f"actions-{step:08d}.safetensors"
-        temporary = file.with_name(f".{file.name}")
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-        fsync(folder)
-        entry = {"file": file.name, "sha256": hashlib.sha256(data).hexdigest()}
+        entry = {"file": file.name, "sha256": write_file(file, data)}
         self._segments, self._unwritten = [*self._segments, entry], []
 
     def _drop_old_segments(self) -> None:

@@ -1,18 +1,21 @@
 """The run directory: made on rank 0, explains itself, and is found again on resume.
 
-Public names: `RunDir`, `open_run`, `check_run_dir`, `read_run`.
+Public names: `RunDir`, `open_run`, `check_run_dir`, `read_run`, `write_status`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import secrets
+import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from spmdrl.config import Config, ConfigError, flatten, from_json, to_json
 
@@ -31,6 +34,7 @@ FREE_PARTS = ("log.", "checkpoint.", "eval.")
 FIXED = {"checkpoint.renew_every"}
 # What a run leaves that was killed while it made its directory.
 UNFINISHED = {"versions.json", ".versions.json.tmp", ".config.json.tmp"}
+CLONE_MARK = "clone.json"  # in a run that spmdrl.clone made: it has no optimiser to go on with
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,11 @@ def check_run_dir(config: Config) -> None:
                 "choose another with --run-dir"
             )
     elif not config.restart:
+        if (path / CLONE_MARK).exists():
+            raise ConfigError(
+                f"run_dir {path} was made by spmdrl.clone, which training cannot go on from; "
+                "choose another with --run-dir"
+            )
         _check_same_run(path, config)
 
 
@@ -124,6 +133,24 @@ def _replace(file: Path, text: str) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.write_text(text)
     os.replace(temporary, file)
+
+
+def write_status(
+    path: Path, state: Literal["running", "finished", "stopped", "failed"], reason: str = ""
+) -> None:
+    """Who works on this run, or how it ended; `python -m spmdrl.runs` reads it.
+
+    A disk that refuses it must not end a run, nor hide why one ended.
+    """
+    status = {
+        "state": state,
+        "reason": next(iter(reason.strip().splitlines()), ""),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+    }
+    with contextlib.suppress(OSError):
+        _replace(path / "status.json", json.dumps(status, indent=2) + "\n")
 
 
 def versions() -> dict[str, str]:

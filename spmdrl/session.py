@@ -17,7 +17,7 @@ from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, Conf
 from spmdrl.launch import LaunchError, Topology
 from spmdrl.loop import Stopped, train
 from spmdrl.metrics import NullLogger, make_logger
-from spmdrl.rundir import RunDir, command_line, open_run, versions
+from spmdrl.rundir import RunDir, command_line, open_run, versions, write_status
 from spmdrl.safety import StopRequest, Watchdog, report_fault
 from spmdrl.shards import ids_of_ranks
 from spmdrl.world import World
@@ -28,6 +28,7 @@ def run_session(
 ) -> int:
     watchdog = Watchdog(world.rank, world.size, None)
     logger = NullLogger()
+    run: RunDir | None = None
     try:
         if config.sync.strategy == "jax" and world.size > 1:
             start_jax_distributed(topology, world)
@@ -35,25 +36,36 @@ def run_session(
         run = share_run(config, world)
         again = command_line(run.path, list(argv))
         watchdog = Watchdog(world.rank, world.size, run.path / ".heartbeat").start()
+        if world.is_root:
+            write_status(run.path, "running")
         logger = make_logger(config, run.path, run.run_id, world.is_root)
         for place in places if world.size > 1 else []:
             logger.info(place)
         summary = train(config, topology, world, run, logger, stop, watchdog)
         logger.close(summary | {"run_dir": str(run.path), "command": again})
+        if world.is_root:
+            write_status(run.path, "finished")
         return 0
     except Stopped as stopped:
         logger.info(f"{stopped}; the same command goes on: {again}")
         logger.close()
+        if world.is_root and run:
+            write_status(run.path, "stopped", str(stopped))
         world.barrier()  # mpirun ends everyone as soon as the first leaves with a code
         return EXIT_STOPPED
     except (ConfigError, LaunchError) as error:
         logger.close()
         if world.is_root:
             print(f"spmdrl: {error}", file=sys.stderr, flush=True)
+            if run:
+                write_status(run.path, "failed", str(error))
         return leave(world, EXIT_BAD_INPUT)
     except BaseException as error:  # SystemExit too: a rank that just leaves would hang the others
         logger.close()
         report_fault(world.rank, world.size, watchdog.where(), error)
+        if run:  # whichever rank it is: the others are about to be ended without a word
+            reason = f"{type(error).__name__}: {error}"
+            write_status(run.path, "failed", f"rank {world.rank}, {watchdog.where()}: {reason}")
         watchdog.stop()
         return leave(world, EXIT_FAULT)
     finally:

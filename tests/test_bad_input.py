@@ -155,6 +155,7 @@ CASES = [
     change("foreign_restart", "--run-dir TMP/foreign --restart", "TMP/foreign", "no run of spmdrl"),
     change("changed_env", "--run-dir TMP/run", "TMP/run", "env.id: 'Acrobot-v1' ->", "--restart"),
     change("changed_seed", "--run-dir TMP/run --seed 7", "seed: 1 -> 7", "--restart"),
+    change("clone", "--run-dir TMP/clone", "TMP/clone", "made by spmdrl.clone", "--run-dir"),
     change("damaged_run", "--run-dir TMP/damaged", "TMP/damaged/config.json", "damaged"),
     # optional packages
     change("no_wandb", "--log.wandb project", "log.wandb", "--extra wandb"),
@@ -204,12 +205,14 @@ def folder(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("bad")
     for name, text in FILES.items():
         (place / f"{name}.py").write_text(text)
-    for name in ("foreign", "run", "damaged"):
+    for name in ("foreign", "run", "damaged", "clone"):
         (place / name).mkdir()
     (place / "foreign" / "thesis.tex").write_text("do not lose this")
     before = Config(seed=1, env=EnvConfig(id="Acrobot-v1", num_envs=4))
     (place / "run" / "config.json").write_text(to_json(replace(before, run_dir=str(place / "run"))))
     (place / "damaged" / "config.json").write_text(to_json(before)[:100])
+    (place / "clone" / "config.json").write_text(to_json(before))
+    (place / "clone" / "clone.json").write_text("{}")
     return place
 
 
@@ -267,7 +270,9 @@ def test_bad_input_as_a_command(name, folder):
 
 
 def test_nothing_was_moved_or_written(answers, folder):
-    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"foreign", "run", "damaged"}
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {
+        "foreign", "run", "damaged", "clone",
+    }  # fmt: skip
     assert [p.name for p in (folder / "foreign").iterdir()] == ["thesis.tex"]
     assert [p.name for p in (folder / "run").iterdir()] == ["config.json"]
 

@@ -224,11 +224,12 @@ def test_a_save_flushes_its_data_then_renames_then_flushes_the_folder(tmp_path):
         pytest.skip("this machine does not let processes be traced")
     assert done.returncode == 0, done.stderr
     lines = [line for line in trace.read_text().splitlines() if str(folder) in line]
-    kinds = ["rename" if "rename" in line else "fsync" for line in lines]
-    at = kinds.index("rename")
-    files = {"params.safetensors", "meta.json", "manifest.json"}
-    assert all(any(name in line for line in lines[:at]) for name in files)
-    assert lines[at - 1].rstrip().endswith("= 0")  # the temporary folder itself
-    assert kinds.count("rename") == 1
-    assert kinds[at + 1 :] == ["fsync"]
+    at = next(
+        i for i, line in enumerate(lines) if "rename" in line and f'"{folder}/update-' in line
+    )
+    flushed = [line.split("<")[1].split(">")[0] for line in lines[:at] if "fsync" in line]
+    names = {"params.safetensors", "meta.json", "manifest.json"}
+    assert {Path(path).name for path in flushed[:-1]} == names
+    assert Path(flushed[-1]).name.startswith(".tmp-update")  # the folder that is renamed
+    assert "fsync" in lines[at + 1]
     assert f"<{folder}>" in lines[at + 1]

@@ -86,7 +86,10 @@ def test_only_sync_imports_mpi4jax():
     assert importers == {"sync"}
 
 
-LIGHT = ["config", "launch", "rundir", "envs.ids", "train", "evaluate", "plot"]
+LIGHT = [
+    "config", "launch", "rundir", "checkpoint", "envs.ids", "train", "evaluate", "plot", "runs",
+    "record", "episodes", "clone",
+]  # fmt: skip
 
 
 def test_light_modules_do_not_load_jax():

@@ -1,0 +1,302 @@
+"""Learn from recorded episodes: `python -m spmdrl.clone DATA_DIR --run-dir OUT`.
+
+Behaviour cloning: the recorded run's networks maximise the likelihood of the recorded actions. What
+is written is a run directory, so that `spmdrl.evaluate`, `spmdrl.record` and `spmdrl.runs` work on
+it as on any other. Public names: `Options`, `clone`, `observation_moments`, `main`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import tyro
+
+from spmdrl.checkpoint import Checkpointer, Snapshot, to_named
+from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, LogConfig
+from spmdrl.episodes import Batches, Recording
+from spmdrl.evaluate import play, summarize
+from spmdrl.launch import Topology, prepare_process
+from spmdrl.metrics import Logger, write_json
+from spmdrl.rundir import CLONE_MARK, open_run, write_status
+from spmdrl.safety import Watchdog, report_fault
+from spmdrl.validity import validate
+
+if TYPE_CHECKING:
+    from spmdrl.nets import Policy
+    from spmdrl.types import Moments
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a policy to act as in recorded episodes (behaviour cloning)."""
+
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA_DIR")]
+    """Recording made by spmdrl.record."""
+    run_dir: str
+    """Where everything goes; new or empty."""
+    epochs: int = 10
+    """Passes over the recording."""
+    batch_size: int = 256
+    """Steps in a batch."""
+    lr: float = 1e-3
+    """Adam's learning rate; it stays the same. Everything else is as in the recorded run."""
+    seed: int = 1
+    """Of the first parameters and of the order of the steps."""
+    eval_episodes: int = 20
+    """Episodes played at the end."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Before anything is loaded
+
+
+def plan(options: Options) -> tuple[Recording, Config]:
+    """Check the options and the recording; the config of the run to come. Changes nothing."""
+    for name in ("epochs", "batch_size", "eval_episodes"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"{name} is {getattr(options, name)}, but must be at least 1")
+    out = Path(options.run_dir)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(
+            f"run_dir {out} exists and is not an empty directory; choose another with --run-dir"
+        )
+    recording = Recording(options.data)
+    recorded = recording.config
+    config = replace(
+        recorded,
+        run_dir=str(out),
+        name="clone",
+        seed=options.seed,
+        nprocs=1,
+        devices=1,
+        log=LogConfig(),  # no dashboards of the recorded run, which this machine may not have
+        optim=replace(recorded.optim, lr=options.lr, lr_schedule="constant"),
+        eval=replace(recorded.eval, episodes=options.eval_episodes),
+    )
+    validate(config)
+    return recording, config
+
+
+# ---------------------------------------------------------------------------------------------
+# Learning
+
+
+def observation_moments(recording: Recording, shape: tuple[int, ...]) -> Moments:
+    """Count, mean and squared deviations of all recorded observations, summed in float64."""
+    from spmdrl.types import Moments
+
+    def total(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        sums = np.zeros(shape, np.float64)
+        for episode in recording.episodes:
+            arrays = recording.arrays(episode)
+            sums += function(arrays["obs"][arrays["valid"]].astype(np.float64)).sum(0)
+        return sums
+
+    mean = total(lambda obs: obs) / recording.num_steps
+    squares = total(lambda obs: (obs - mean) ** 2)
+    count = np.float32(recording.num_steps)
+    return Moments(count=count, mean=mean.astype(np.float32), m2=squares.astype(np.float32))
+
+
+def negative_log_likelihood(
+    policy: Policy, params: Any, obs_moments: Moments, obs: Any, action: Any
+) -> Any:
+    """Mean over the batch of -log p(action | observation)."""
+    import jax.numpy as jnp
+
+    from spmdrl.nets.policy import variables_of
+
+    rows = obs.shape[0]
+    _, dist_params, _ = policy.apply(
+        variables_of(params, obs_moments), policy.initial_carry(rows), obs, jnp.zeros(rows, bool)
+    )
+    return -policy.dist.log_prob(dist_params, action).mean()
+
+
+def make_step(config: Config, policy: Policy, obs_moments: Moments) -> tuple[Any, Any]:
+    """`(init, step)`: the optimiser's first state, and one compiled gradient step."""
+    import jax
+
+    from spmdrl.update import make_optimizer
+
+    optimizer, lr = make_optimizer(config), config.optim.lr
+
+    def step(params: Any, opt_state: Any, obs: Any, action: Any) -> tuple[Any, Any, Any]:
+        loss, grads = jax.value_and_grad(
+            lambda p: negative_log_likelihood(policy, p, obs_moments, obs, action)
+        )(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return jax.tree.map(lambda p, u: p - lr * u, params, updates), opt_state, loss
+
+    return optimizer.init, jax.jit(step, donate_argnums=(0, 1))
+
+
+def run_epoch(step: Any, batches: Batches, params: Any, opt_state: Any) -> tuple[Any, Any, float]:
+    """`(params, opt_state, mean loss)` after every recorded step was seen once more."""
+    losses, sizes = [], []
+    for batch in itertools.islice(batches, len(batches)):
+        params, opt_state, loss = step(params, opt_state, batch["obs"], batch["action"])
+        losses.append(loss)
+        sizes.append(len(batch["action"]))
+    mean = float(np.average(np.asarray(losses), weights=sizes))
+    if not math.isfinite(mean):
+        raise FloatingPointError("the loss is not finite; try a lower --lr")
+    return params, opt_state, mean
+
+
+def clone(
+    recording: Recording, config: Config, options: Options, run_dir: Path, logger: Logger
+) -> Path:
+    """Learn, with a row of metrics and a checkpoint an epoch; the last checkpoint."""
+    import jax
+
+    from spmdrl import moments
+    from spmdrl.nets import make_policy
+
+    spec = recording.spec()
+    policy = make_policy(config, spec)
+    obs_moments = moments.init((0,))
+    if config.env.normalize_obs:
+        obs_moments = observation_moments(recording, spec.obs_shape)
+    params = policy.init(jax.random.key(config.seed))
+    init, step = make_step(config, policy, obs_moments)
+    opt_state = init(params)
+    checkpointer = Checkpointer(run_dir / "checkpoints", config.checkpoint.keep)
+    batches = Batches(recording, options.batch_size, config.seed)
+    for epoch in range(1, options.epochs + 1):
+        started = time.perf_counter()
+        params, opt_state, loss = run_epoch(step, batches, params, opt_state)
+        checkpointer.save(snapshot(epoch, jax.device_get(params), obs_moments))
+        seconds = time.perf_counter() - started
+        logger.write(row(epoch, options.epochs, recording.num_steps, loss, seconds))
+    return checkpointer.path(options.epochs)
+
+
+def snapshot(epoch: int, params: Any, obs_moments: Moments) -> Snapshot:
+    from spmdrl.update import params_sha256
+
+    meta = {"step": epoch, "return_mean": None, "params_sha256": params_sha256(params)}
+    model = {"params": params, "obs_moments": obs_moments}
+    return Snapshot(epoch, {"params": to_named(model)}, meta)
+
+
+def row(epoch: int, epochs: int, steps: int, loss: float, seconds: float) -> dict[str, Any]:
+    return {
+        "progress/update": epoch,
+        "progress/steps": epoch * steps,
+        "progress/eta_s": seconds * (epochs - epoch),
+        "perf/sps": steps / seconds,
+        "loss/nll": loss,
+    }
+
+
+# ---------------------------------------------------------------------------------------------
+# The command
+
+
+class EpochLines:
+    """A line an epoch; see `console.Console`."""
+
+    def __init__(self, epochs: int):
+        self._epochs = epochs
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        print(
+            f"epoch {row['progress/update']}/{self._epochs}  loss {row['loss/nll']:.4f}  "
+            f"{row['perf/sps']:,.0f} steps/s",
+            flush=True,
+        )
+
+    def close(self, summary: Mapping[str, Any] | None) -> None: ...
+
+
+def judge(config: Config, checkpoint: Path, run_dir: Path, recording: Recording) -> dict[str, Any]:
+    """Play the clone, write eval.json and say how it compares."""
+    result = summarize(play(config, checkpoint), config, checkpoint)
+    write_json(run_dir / "eval.json", result)
+    recorded = np.mean([episode.episode_return for episode in recording.episodes])
+    print(
+        f"{config.env.id}: return {result['return_mean']:.1f} ± {result['return_std']:.1f} over "
+        f"{result['episodes']} episodes; the recorded ones have {recorded:.1f}"
+    )
+    return result
+
+
+def run(recording: Recording, config: Config, options: Options) -> None:
+    place = open_run(config)
+    total = options.epochs * recording.num_steps
+    about = asdict(options) | {"data_sha256": recording.fingerprint, "total_steps": total}
+    write_json(place.path / CLONE_MARK, about)
+    write_status(place.path, "running")
+    watchdog = Watchdog(0, 1, place.path / ".heartbeat").start()
+    logger = Logger(config, place.path, place.run_id, EpochLines(options.epochs))
+    try:
+        logger.info(
+            f"{config.env.id}: {len(recording.episodes)} episodes, {recording.num_steps:,} steps, "
+            f"{options.epochs} epochs in batches of {options.batch_size}"
+        )
+        started = time.perf_counter()
+        checkpoint = clone(recording, config, options, place.path, logger)
+        seconds = time.perf_counter() - started
+        result = judge(config, checkpoint, place.path, recording)
+        meta = json.loads((checkpoint / "meta.json").read_text())
+        logger.close(
+            {
+                "epochs": options.epochs,
+                "samples": total,
+                "wall_s": seconds,
+                "sps": total / seconds,
+                "episode_return_mean": result["return_mean"],
+                "episode_count": result["episodes"],
+                "params_sha256": meta["params_sha256"],
+            }
+        )
+        write_status(place.path, "finished")
+    except KeyboardInterrupt:
+        write_status(place.path, "stopped", "interrupted; what was learned is in its checkpoints")
+        logger.close()
+        raise
+    except BaseException as error:
+        write_status(place.path, "failed", f"{type(error).__name__}: {error}")
+        logger.close()
+        raise
+    finally:
+        watchdog.stop()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = tyro.cli(Options, args=argv, prog="python -m spmdrl.clone")
+    try:
+        recording, config = plan(options)
+        prepare_process(Topology(), devices=1)
+        run(recording, config, options)
+    except ConfigError as error:
+        print(f"spmdrl: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"spmdrl: interrupted; {options.run_dir} keeps its last epoch", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        report_fault(0, 1, "cloning", error)
+        return EXIT_FAULT
+    print(f"results   {options.run_dir}")
+    print(f"evaluate  python -m spmdrl.evaluate {options.run_dir}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

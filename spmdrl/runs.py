@@ -1,0 +1,260 @@
+"""The runs below a directory, as a table: `python -m spmdrl.runs [DIR]`.
+
+Reads only what runs leave on the disk, so it can be asked while they train, from any machine that
+sees their files. Public names: `RunInfo`, `find_runs`, `describe`, `main`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError
+from spmdrl.rundir import CLONE_MARK, read_run
+
+SILENT_S = 10.0  # a living run beats twice a second
+TAIL_BYTES = 65_536  # holds the last rows of metrics.jsonl, however long the run is
+OURS = ("versions.json", "metrics.jsonl", "checkpoints")  # beside a config.json of spmdrl
+COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """List the runs below a directory: how far they are, their return and how they ended."""
+
+    dir: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = "runs"
+    """Directory that holds the runs, at any depth."""
+    json: bool = False
+    """Print JSON for scripts instead of a table."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run, as far as its files tell."""
+
+    run: str
+    """Its directory, as the other commands take it."""
+    env: str | None
+    seed: int | None
+    steps: int
+    total_steps: int | None
+    episode_return: float | None
+    state: str
+    """running, finished, stopped, failed, killed (ended without a word), damaged or unknown."""
+    reason: str
+    age_s: float
+    """Seconds since it last wrote anything."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Reading files that may be missing, half written or not ours
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in the file; empty if there is none that can be read."""
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def last_rows(file: Path) -> list[dict[str, Any]]:
+    """The last rows of a metrics.jsonl, newest first; a line cut by a kill is left out."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
+            lines = stream.read().splitlines()
+    except OSError:
+        return []
+    rows = []
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def newest(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    """The last value of a metric that is a number."""
+    numbers = (row[name] for row in rows if isinstance(row.get(name), (int, float)))
+    return next(numbers, None)
+
+
+def last_write(run_dir: Path) -> float:
+    """When the run last changed one of its files."""
+    names = ("config.json", "metrics.jsonl", "log.txt", "status.json", "summary.json")
+    times = []
+    for file in (*(run_dir / name for name in names), run_dir / ".heartbeat" / "rank-0.json"):
+        try:
+            times.append(file.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times, default=0.0)
+
+
+# ---------------------------------------------------------------------------------------------
+# One run
+
+
+def state_of(run_dir: Path, now: float) -> tuple[str, str]:
+    """`(state, reason)`."""
+    status = read_json(run_dir / "status.json")
+    beat = read_json(run_dir / ".heartbeat" / "rank-0.json")
+    alive = now - max(_time(status), _time(beat)) < SILENT_S
+    state = status.get("state")
+    if state == "running":
+        if alive and not _gone(status):
+            return "running", ""
+        return "killed", "ended without a word"
+    if isinstance(state, str):
+        return state, str(status.get("reason", ""))
+    # a run of a version that kept no status.json
+    if alive:
+        return "running", ""
+    return ("finished" if read_json(run_dir / "summary.json") else "unknown"), ""
+
+
+def _time(record: dict[str, Any]) -> float:
+    value = record.get("time")
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _gone(status: dict[str, Any]) -> bool:
+    """Whether its process was on this machine and is there no more."""
+    pid = status.get("pid")
+    if status.get("host") != socket.gethostname() or not isinstance(pid, int):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # somebody else's process, so there is one
+        return False
+    return False
+
+
+def describe(run_dir: Path, now: float) -> RunInfo | None:
+    """What is known of a run; None for a directory that is none of ours."""
+    try:
+        config: Config | None = read_run(run_dir)
+        problem = ""
+    except (ConfigError, OSError) as error:
+        if not any((run_dir / mark).exists() for mark in OURS):
+            return None
+        config, problem = None, str(error)
+    state, reason = ("damaged", problem) if config is None else state_of(run_dir, now)
+    rows, summary = last_rows(run_dir / "metrics.jsonl"), read_json(run_dir / "summary.json")
+    episode_return = newest(rows, "episode/return_mean")
+    if episode_return is None:
+        episode_return = newest([summary], "episode_return_mean")
+    return RunInfo(
+        run=str(run_dir),
+        env=config.env.id if config else None,
+        seed=config.seed if config else None,
+        steps=int(newest(rows, "progress/steps") or 0),
+        total_steps=total_steps(run_dir, config),
+        episode_return=episode_return,
+        state=state,
+        reason=reason,
+        age_s=max(0.0, now - last_write(run_dir)),
+    )
+
+
+def total_steps(run_dir: Path, config: Config | None) -> int | None:
+    """Steps at its end; a clone's are those of its data, over all epochs."""
+    cloned = read_json(run_dir / CLONE_MARK).get("total_steps")
+    if isinstance(cloned, int):
+        return cloned
+    return config.num_updates * config.batch_size if config else None
+
+
+def run_dirs(folder: Path) -> Iterator[Path]:
+    """Directories with a config.json; what is inside of a run is not looked at."""
+    for place, folders, files in os.walk(folder):
+        if "config.json" in files:
+            folders.clear()
+            yield Path(place)
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+
+
+def find_runs(folder: Path) -> list[RunInfo]:
+    """Every run below the folder, the one that wrote last first."""
+    now = time.time()
+    found = [describe(place, now) for place in run_dirs(folder)]
+    return sorted((info for info in found if info), key=lambda info: info.age_s)
+
+
+# ---------------------------------------------------------------------------------------------
+# The table
+
+
+def short_age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def show(runs: Sequence[RunInfo]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("run", "environment", "seed"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("steps", "of", "return"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    table.add_column("age", justify="right", no_wrap=True)
+    for info in runs:
+        state = Text(info.state, style=COLORS.get(info.state, "red"))
+        if info.reason:
+            state.append(f": {info.reason}", style="dim")
+        cells = [info.run, _shown(info.env), _shown(info.seed), f"{info.steps:,}"]
+        cells += [_shown(info.total_steps, ","), _shown(info.episode_return, ".1f")]
+        table.add_row(*map(Text, cells), state, short_age(info.age_s))
+    # A pipe has no width; 80 columns would fold the names.
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+
+
+def _shown(value: Any, form: str = "") -> str:
+    return "–" if value is None else format(value, form)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = tyro.cli(Options, args=argv, prog="python -m spmdrl.runs")
+    folder = Path(options.dir)
+    if not folder.is_dir():
+        print(
+            f"spmdrl: {folder} is not a directory; name the one that holds the runs: "
+            "python -m spmdrl.runs DIR",
+            file=sys.stderr,
+        )
+        return EXIT_BAD_INPUT
+    runs = find_runs(folder)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(info) for info in runs], indent=2))
+    elif runs:
+        show(runs)
+    else:
+        print(f"no runs below {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
