@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -20,9 +21,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PHASE_LIMIT = 4.0
+# Programs hold addresses of their process. Where these are the same each time, they need not be
+# compiled again for every one of some hundred trials.
+SAME_ADDRESSES = ["setarch", "-R"] if shutil.which("setarch") else []
+FAULTY = Path(__file__).with_name("faulty.py")
 GRACE = 5.0
 FAULTS = [
     "kill", "env", "update", "logger", "exit", "stop", "nan-gradient", "nan-reward", "nan-obs",
@@ -53,7 +59,7 @@ class Trial:
         return self.seconds <= limit and self.code != 0 and told and self.orphans == 0
 
 
-def run_trial(fault: str, ranks: int, rng: random.Random) -> tuple[Trial, str]:
+def run_trial(fault: str, ranks: int, rng: random.Random, env: Any) -> tuple[Trial, str]:
     from spmdrl.launch import mpirun_command
 
     rank = 0 if fault == "logger" else rng.randrange(ranks)
@@ -62,12 +68,12 @@ def run_trial(fault: str, ranks: int, rng: random.Random) -> tuple[Trial, str]:
     with tempfile.TemporaryDirectory() as folder:
         marks = Path(folder)
         command = [
-            *mpirun_command(ranks), sys.executable, str(Path(__file__).with_name("faulty.py")),
+            *SAME_ADDRESSES, *mpirun_command(ranks), sys.executable, str(FAULTY),
             fault, str(rank), str(rng.randrange(2, 12)), folder,
             str(ROOT / "configs" / "cartpole.py"), *SIZES, "--run-dir", f"{folder}/run",
         ]  # fmt: skip
         job = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env
         )
         if fault == "kill":
             _kill_later(marks, rank, rng)
@@ -143,10 +149,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "faults.md")
     args = parser.parse_args()
     rng, trials = random.Random(args.seed), []
+    cache = tempfile.TemporaryDirectory()
+    env = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": cache.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
     for fault in args.faults:
         for ranks in args.ranks:
             for _ in range(args.trials):
-                trial, output = run_trial(fault, ranks, rng)
+                trial, output = run_trial(fault, ranks, rng, env)
                 trials.append(trial)
                 print(trial, "held" if trial.held else "NOT HELD", flush=True)
                 if not trial.held:
