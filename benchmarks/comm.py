@@ -10,6 +10,7 @@ is not. Writes benchmarks/results/comm.json, .md and .png.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 
 from common import (
     Spread,
+    about_spread,
     arguments,
     in_turns,
     machine,
@@ -69,10 +71,8 @@ def model_bytes(params: int) -> int:
     return 4 * params + 4 + 4
 
 
-def network_bytes(way: str, ranks: int, params: int, rollout: int) -> float:
-    """Over all links together: the least that an allreduce can do, or what gather must do."""
-    if way == "gather":
-        return (ranks - 1) * (rollout / ranks + model_bytes(params))
+def network_bytes(ranks: int, params: int) -> int:
+    """What the allreduces must send at least, over all links together."""
     return 2 * (ranks - 1) * allreduce_bytes(params)
 
 
@@ -111,9 +111,10 @@ class Ways:
 
         return sum(x.size for x in jax.tree.leaves(self.states[name].params))
 
-    def gradients(self, strategy: str, name: str) -> Callable[[], Any]:
-        """All minibatches' sums in one compiled loop, as in the update."""
+    def gradients(self, strategy: str, name: str, flat: bool = False) -> Callable[[], Any]:
+        """All minibatches' sums in one compiled loop, as in the update; `flat` joins the arrays."""
         import jax
+        import numpy as np
         from jax.sharding import PartitionSpec as P
 
         from spmdrl.mesh import replicate
@@ -121,7 +122,10 @@ class Ways:
 
         mesh = self.everywhere if strategy == "jax" else self.local
         sync = make_grad_sync(_config(64, strategy).sync, self.world, 1)
-        params = replicate(self.states[name].params, mesh)
+        params = self.states[name].params
+        if flat:
+            params = np.concatenate([x.ravel() for x in jax.tree.leaves(params)])
+        params = replicate(params, mesh)
 
         def add(tree: Any, _: None) -> Any:
             return sync.in_step(jax.tree.map(lambda x: x[None], tree)), None
@@ -250,6 +254,7 @@ def work(repeats: int, out: Path) -> None:
     for name in HIDDEN:
         cases[f"allreduce {name}"] = ways.gradients("allreduce", name)
         cases[f"jax {name}"] = ways.gradients("jax", name)
+        cases[f"jax-flat {name}"] = ways.gradients("jax", name, flat=True)
         cases[f"model {name}"] = ways.from_root(name)
     for kind, steps in ROLLOUTS:
         cases[f"rollout {kind} {steps}"] = ways.to_root(kind, steps)
@@ -330,7 +335,7 @@ def crossover(sizes: Sequence[float], gather: Sequence[float], other: float) -> 
     dearer for the smallest rollout already and its line does not come down to `other`.
     """
     points = list(zip(sizes, gather, strict=True))
-    pairs = list(zip(points, points[1:], strict=False))
+    pairs = list(itertools.pairwise(points))
     for (x0, y0), (x1, y1) in pairs:
         if y0 <= other <= y1:
             return x0 + (x1 - x0) * (other - y0) / (y1 - y0) if y1 > y0 else x0, True
@@ -357,7 +362,12 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
 def report(results: dict[str, Any], head: str) -> str:
     lines = [head, ""]
     for ranks, result in results.items():
-        lines += [f"### {ranks} ranks" + _crowded(int(ranks)), "", _table_of_ms(result), ""]
+        lines += [
+            f"### {ranks} ranks" + _crowded(int(ranks)),
+            "",
+            _table_of_ms(int(ranks), result),
+            "",
+        ]
         lines += [_table_of_gather(int(ranks), result), "", _table_of_crossovers(result), ""]
     lines += [_about_bytes(results)]
     return "\n".join(lines)
@@ -371,13 +381,15 @@ def _pretty(found: Spread) -> str:
     return f"{number(found.median)} ({number(found.low)}–{number(found.high)})"
 
 
-def _table_of_ms(result: dict[str, Any]) -> str:
+def _table_of_ms(ranks: int, result: dict[str, Any]) -> str:
     rows = []
     for name, params in result["found"]["params"].items():
         ms = result["summary"]["ms"]
-        cells = [_pretty(ms[f"{way} {name}"]) for way in ("allreduce", "jax", "model")]
-        rows.append([f"{params:,}", f"{allreduce_bytes(params) / 1e6:,.2f}", *cells])
-    header = ["parameters", "MB handed over, allreduce", "allreduce, ms", "jax, ms",
+        cells = [_pretty(ms[f"{way} {name}"]) for way in ("allreduce", "jax", "jax-flat", "model")]
+        sizes = [allreduce_bytes(params), network_bytes(ranks, params)]
+        rows.append([f"{params:,}", *(f"{size / 1e6:,.2f}" for size in sizes), *cells])
+    header = ["parameters", "MB a rank hands over, allreduce", "MB over all links", "allreduce, ms",
+              "jax, ms", "jax with one joined array, ms",
               "gather: parameters back, ms"]  # fmt: skip
     return table(header, rows)
 
@@ -409,13 +421,14 @@ def _about_bytes(results: dict[str, Any]) -> str:
     found = next(iter(results.values()))["found"]
     small = allreduce_bytes(found["params"]["9k"])
     more = found["real_update"] - small
+    repeats = len(found["ms"]["allreduce 9k"])
     return (
-        "Milliseconds of one update's communication, 16 minibatches, no computing: medians, and "
-        "in brackets the interval that holds the median with 90 % confidence. All bytes were "
+        "Milliseconds of one update's communication, 16 minibatches, no computing. "
+        f"{about_spread(repeats)} All bytes were "
         "counted in the arrays that were passed and agree with the formulas. Gather costs the sum "
         "of its two parts. The trainer's real update of the smallest policy hands over "
         f"{found['real_update']:,} bytes: {small:,} of gradients and {more:,} of sums for losses, "
-        "advantages and moments."
+        "advantages and moments. A star in the picture: gather and allreduce cost the same."
     )
 
 
@@ -428,6 +441,8 @@ def draw(results: dict[str, Any]) -> Any:
         axis.set(xscale="log", yscale="log", xlabel="rollout of the whole run, MB")
         params = next(iter(results.values()))["found"]["params"][name]
         axis.set_title(f"{params:,} parameters")
+        for scale in (axis.xaxis, axis.yaxis):
+            scale.set_major_formatter(lambda value, _: f"{value:,g}")
         axis.grid(alpha=0.3, which="major")
     axes[0].set_ylabel("communication of one update, ms")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -445,7 +460,7 @@ def _draw_panel(axis: Any, summary: dict[str, Any], name: str, ranks: str, style
         axis.axhline(level, color=colour, ls=style, label=f"{way}, {ranks} ranks")
     size, measured = policy["crossover"]["allreduce"]
     if measured:
-        axis.plot([size / 1e6], [ms[f"allreduce {name}"].median], "k*", ms=11)
+        axis.plot([size / 1e6], [ms[f"allreduce {name}"].median], "k*", ms=11, zorder=5)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What the benchmarks share: a progress bar, medians, facts about the machine, written results.
 
-Nothing here imports jax. Public names: `ROOT`, `Spread`, `spread`, `in_turns`, `progress`,
-`machine`, `made_by`, `table`, `number`, `save`, `new_figure`, `arguments`.
+Nothing here imports jax. Public names: `ROOT`, `Spread`, `spread`, `about_spread`, `in_turns`,
+`progress`, `machine`, `made_by`, `table`, `number`, `save`, `new_figure`, `arguments`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,16 @@ def _coverage(count: int, cut: int) -> float:
     """Chance that the true median lies between the values left after cutting `cut` at each end."""
     outside = sum(math.comb(count, k) for k in range(cut + 1))
     return 1 - 2 * outside / 2**count
+
+
+def about_spread(repeats: int) -> str:
+    """What the brackets after a median mean."""
+    if _coverage(repeats, 0) >= COVERAGE:
+        return (
+            f"Medians of {repeats}; in brackets the interval that holds the true median with "
+            f"{COVERAGE:.0%} confidence."
+        )
+    return f"Medians of {repeats}; in brackets the lowest and the highest."
 
 
 def in_turns(cases: Sequence[Case], repeats: int) -> list[Case]:
