@@ -158,8 +158,9 @@ def draw(summaries: dict[str, Any]) -> Any:
         _bars(axes[0], [s[key] for s in summaries.values()], shift, colours[key], labels[key])
     axes[0].set_xticks([i + 0.2 for i in range(len(summaries))], list(summaries))
     axes[0].axhline(1, color="k", lw=0.8)
-    axes[0].set(ylabel="steps/s over twice those of 1 rank", title="efficiency", ylim=(0, 1.25))
-    axes[0].legend(loc="lower center")
+    axes[0].set(ylabel="steps/s over twice those of 1 rank", title="efficiency")
+    axes[0].set_ylim(0, 1.25)
+    axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
     _draw_phases(axes[1], summaries)
     return fig
 
@@ -264,7 +265,9 @@ def draw_namespaces(rows: Sequence[dict[str, Any]]) -> Any:
         axis.axhline(1, color="k", lw=0.8)
         axis.set_title(name)
     axes[0].set_ylabel("steps/s over those without communication")
-    axes[0].legend(loc="upper right")
+    axes[0].set_ylim(0, 1.25)
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return fig
 
 
