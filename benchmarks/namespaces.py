@@ -19,6 +19,7 @@ from spmdrl.plot import read_metrics
 sys.path.append(str(ROOT / "tests" / "cluster"))
 
 from netns import NamespaceCluster
+from processes import MissingError
 
 NETWORKS = {"unlimited": ("", 0.0), "1 Gbit/s, 0.5 ms": ("1gbit", 0.5)}
 
@@ -28,7 +29,10 @@ class Hosts:
 
     def __init__(self, count: int, trainer: Trainer):
         self._trainer = trainer
-        self._cluster = NamespaceCluster(count)
+        try:
+            self._cluster = NamespaceCluster(count)
+        except MissingError as reason:
+            raise SystemExit(f"no namespaces here: {reason}") from reason
         self._cluster.env |= trainer.env
         # MPI cannot know that hosts share a core; a rank that waits must let the other one work.
         self._cluster.env["OMPI_MCA_mpi_yield_when_idle"] = "1"

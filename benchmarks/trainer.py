@@ -107,14 +107,17 @@ class Trainer:
     ) -> list[Timing]:
         logs = [run.with_suffix(".log") for run in runs]
         children = []
-        for i, (run, log) in enumerate(zip(runs, logs, strict=True)):
-            with log.open("wb") as out:
-                children.append(
-                    subprocess.Popen(
-                        command(i, run), cwd=ROOT, env=self.env, stdout=out, stderr=out
-                    )
-                )
-        for child, log in zip(children, logs, strict=True):
-            if child.wait(TIMEOUT_S) != 0:
-                raise RuntimeError(f"{task.name} failed:\n{log.read_text()[-3000:]}")
+        try:
+            for i, (run, log) in enumerate(zip(runs, logs, strict=True)):
+                children.append(self._start(command(i, run), log))
+            for child, log in zip(children, logs, strict=True):
+                if child.wait(TIMEOUT_S) != 0:
+                    raise RuntimeError(f"{task.name} failed:\n{log.read_text()[-3000:]}")
+        finally:
+            for child in children:
+                child.kill()  # does nothing to those that have ended
         return [read_timing(read_metrics(run), task.skip) for run in runs]
+
+    def _start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        with log.open("wb") as out:
+            return subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=out, stderr=out)
