@@ -213,24 +213,24 @@ def fit_all(rows: Sequence[Sequence[Any]], nodes: int) -> dict[str, Link]:
 # Measuring and checking the training
 
 
-def measure(repeats: int, counts: Sequence[int]) -> dict[str, Any]:
+def measure(repeats: int, counts: Sequence[int], updates: int) -> dict[str, Any]:
     from namespaces import Hosts
     from scaling import POLICIES
-    from trainer import Trainer
+    from trainer import Trainer, shortened
 
-    trainer = Trainer()
+    trainer, tasks = Trainer(), shortened(POLICIES, updates)
     found: dict[str, Any] = {"network": {}, "runs": []}
     with Hosts(max(counts), trainer) as hosts:
         found["delay_by"] = hosts.delay_by
         hosts.set_network(NETWORK)
         for count in counts:
             found["network"][str(count)] = measure_network(hosts, trainer, count)
-        cases = [(task, way, n) for task in POLICIES for way, n in ways(counts)]
+        cases = [(task, way, n) for task in tasks for way, n in ways(counts)]
         for task, way, n in progress(in_turns(cases, repeats), "training"):
             for timing in train(trainer, hosts, task, way, n):
                 row = {"task": task.name, "way": way, "hosts": n}
                 found["runs"].append(row | {"seconds": timing.phases, "period": timing.period})
-    found["sizes"] = {task.name: [task.envs, task.steps, task.updates] for task in POLICIES}
+    found["sizes"] = {task.name: [task.envs, task.steps, task.updates] for task in tasks}
     return found
 
 
@@ -458,6 +458,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--hosts", nargs="*", type=int, default=[2, 4])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=0, help="at most, for a quick look")
     parser.add_argument("--from-json", action="store_true", help="do not measure again")
     parser.add_argument("--worker", type=Path, help="(internal) run one rank")
     args = parser.parse_args()
@@ -468,7 +469,8 @@ def main() -> None:
         found = json.loads(file.read_text())
     else:
         host = machine()
-        found = measure(args.repeats, args.hosts) | {"machine": host, "made_by": made_by(host)}
+        found = measure(args.repeats, args.hosts, args.updates)
+        found |= {"machine": host, "made_by": made_by(host)}
         file.write_text(json.dumps(found, indent=1) + "\n")
     text = document(found, check(found), predictions := extrapolate(found))
     DOC.write_text(text)

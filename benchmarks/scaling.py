@@ -29,7 +29,7 @@ from common import (
     spread,
     table,
 )
-from trainer import PHASES, Task, Timing, Trainer
+from trainer import PHASES, Task, Timing, Trainer, shortened
 
 TASKS = [
     Task("CartPole", "cartpole", envs=64, steps=128, updates=60, skip=3),
@@ -194,13 +194,15 @@ def _draw_phases(axis: Any, summaries: dict[str, Any]) -> None:
 # Networks
 
 
-def measure_namespaces(repeats: int, counts: Sequence[int]) -> tuple[dict[str, Any], str]:
+def measure_namespaces(
+    tasks: Sequence[Task], repeats: int, counts: Sequence[int]
+) -> tuple[dict[str, Any], str]:
     from namespaces import NETWORKS, Hosts
 
     trainer = Trainer()
     cases = [
         (task, count, network)
-        for task in POLICIES for count in counts for network in ["control", *NETWORKS]
+        for task in tasks for count in counts for network in ["control", *NETWORKS]
     ]  # fmt: skip
     found: dict[str, Any] = {}
     with Hosts(max(counts), trainer) as hosts:
@@ -284,17 +286,20 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--tasks", nargs="*", default=[t.name for t in TASKS])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=0, help="at most, for a quick look")
     parser.add_argument("--namespaces", action="store_true", help="hosts with a network between")
     parser.add_argument("--hosts", nargs="*", type=int, default=[2, 4], help="with --namespaces")
     args = parser.parse_args()
     host = machine()
     if args.namespaces:
-        found, delay_by = measure_namespaces(args.repeats, args.hosts)
+        found, delay_by = measure_namespaces(
+            shortened(POLICIES, args.updates), args.repeats, args.hosts
+        )
         rows = summarize_namespaces(found)
         text = report_namespaces(rows, args.repeats, delay_by, made_by(host))
         data = {"machine": host, "delay_by": delay_by, "runs": plain(found), "summary": rows}
         return save("scaling_namespaces", data, text, draw_namespaces(rows))
-    tasks = [t for t in TASKS if t.name in args.tasks]
+    tasks = shortened([t for t in TASKS if t.name in args.tasks], args.updates)
     found = measure(tasks, args.repeats)
     summaries = {name: summarize(ways) for name, ways in found.items()}
     data = {"machine": host, "runs": plain(found), "summary": summaries}

@@ -1,7 +1,7 @@
 """Real training runs as child processes, for the benchmarks that time them.
 
 Each rank has one core, and the same settings whether it is alone or not. Public names: `Task`,
-`Timing`, `Trainer`, `PHASES`.
+`shortened`, `Timing`, `Trainer`, `PHASES`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ class Task:
 
     def with_flags(self, *flags: str) -> Task:
         return replace(self, flags=(*self.flags, *flags))
+
+
+def shortened(tasks: Sequence[Task], updates: int) -> list[Task]:
+    """With at most so many updates; 0 leaves the tasks as they are."""
+    return [replace(task, updates=min(task.updates, updates or task.updates)) for task in tasks]
 
 
 @dataclass(frozen=True)
