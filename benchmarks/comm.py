@@ -310,8 +310,10 @@ def _seconds(world: MeteredWorld, call: Callable[[], Any]) -> float:
 def measure(ranks: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        program = [sys.executable, __file__, "--worker", str(out), "--repeats", str(repeats)]
-        subprocess.run([*mpirun_command(ranks), *program], check=True)
+        # mpi4py ends all ranks when one of them fails; by itself MPI would wait for ever.
+        worker = [sys.executable, "-m", "mpi4py", __file__, "--worker", str(out)]
+        command = [*mpirun_command(ranks), *worker, "--repeats", str(repeats)]
+        subprocess.run(command, check=True)
         return json.loads(out.read_text())
 
 

@@ -251,8 +251,9 @@ def train(trainer: Any, hosts: Any, task: Any, way: str, n: int) -> Any:
 
 def measure_network(hosts: Any, trainer: Any, count: int) -> Any:
     out = trainer.new_run().with_suffix(".json")
-    program = [sys.executable, str(Path(__file__).resolve()), "--worker", str(out)]
-    hosts.run(program, count, out.with_suffix(".log"))
+    # mpi4py ends all ranks when one of them fails; by itself MPI would wait for ever.
+    worker = [sys.executable, "-m", "mpi4py", str(Path(__file__).resolve())]
+    hosts.run([*worker, "--worker", str(out)], count, out.with_suffix(".log"))
     return json.loads(out.read_text())
 
 
@@ -313,7 +314,8 @@ ASSUMED = {"25 Gbit/s, 20 µs (assumed)": Link(20e-6, 3.1e9)}
 
 def extrapolate(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Efficiency of each way; nodes do not share cores, so a host alone is the measure."""
-    measured = fit_all(found["network"]["2"], 2)
+    fewest = min(int(n) for n in found["network"])
+    measured = fit_all(found["network"][str(fewest)], fewest)
     networks = {f"{NETWORK} (measured)": measured}
     networks |= {name: dict.fromkeys(measured, link) for name, link in ASSUMED.items()}
     rows = []

@@ -141,3 +141,40 @@ def test_fit_finds_the_link_again():
 
 def test_line():
     assert cost_model.line([1, 2, 4], [3, 5, 9]) == pytest.approx((2, 3))
+
+
+def made_up_measurements():
+    """Two hosts behind LINK, whose update takes 2 s, and 1.5 s more for the other's rows."""
+    network = []
+    for size in cost_model.MICRO_BYTES:
+        network.append(["allreduce", size, cost_model.allreduce_s(LINK, 2, size)])
+        network.append(["gather", size, cost_model.gather_s(LINK, 2, size)])
+        network.append(["broadcast", size, cost_model.broadcast_s(LINK, 2, size)])
+
+    def run(way, hosts, update, period):
+        row = {"task": "9k parameters", "way": way, "hosts": hosts}
+        return row | {"seconds": {"collect": 1.0, "update": update}, "period": period}
+
+    runs = [run("alone", 1, 2.0, 3.0), run("alone", 2, 2.0, 3.0), run("more rows", 2, 3.5, 5.0)]
+    runs += [run("allreduce", 2, 3.0, 4.0), run("gather", 2, 6.0, 10.0)]
+    return {
+        "network": {"2": network}, "runs": runs, "sizes": {"9k parameters": [8, 125, 4]},
+        "delay_by": "netem", "machine": {"cores": 2}, "made_by": "Made by hand.",
+    }  # fmt: skip
+
+
+def test_check_holds_predictions_against_measured_periods():
+    allreduce, gather = cost_model.check(made_up_measurements())
+    work = Work(collect=1.0, update=2.0, update_more=1.5, params=9155, rollout=40_000)
+    assert allreduce["predicted"] == pytest.approx(cost_model.period_allreduce(work, LINK, 2))
+    assert gather["predicted"] == pytest.approx(cost_model.period_gather(work, LINK, LINK, 2))
+    assert (allreduce["measured"], gather["measured"]) == (4.0, 10.0)
+
+
+def test_document_says_what_was_missed():
+    found = made_up_measurements()
+    text = cost_model.document(found, cost_model.check(found), cost_model.extrapolate(found))
+    # allreduce: 3 + 16 * (2 ms + 36.62 ms) + 7 ms = 3.62 s, 9 % less than the 4 s; gather: 50 %
+    assert "| 9k parameters | 2 | allreduce | 3,625 | 4,000 | -9% | within 20 % |" in text
+    assert "1 of 2 predictions are within 20 %" in text
+    assert "missed" in text
