@@ -158,12 +158,15 @@ def work_on_network(out: Path, repeats: int) -> None:
     topology = detect()
     prepare_process(topology, 1)
     world = connect(topology)
+    from spmdrl.sync import broadcast_tree  # jax from here on
+
     cases = {}
     for size in MICRO_BYTES:
         cases["allreduce", size] = allreduce_call(world, size)
         data = np.zeros(size, np.uint8)
         cases["gather", size] = lambda data=data: world.gather_rows(data)
-        cases["broadcast", size] = lambda data=data: world.broadcast(data)
+        tree = {"params": np.zeros(size // 4, np.float32)}
+        cases["broadcast", size] = lambda tree=tree: broadcast_tree(world, tree)
     times: dict[Any, list[float]] = {case: [] for case in cases}
     for call in cases.values():
         call()  # compiles, and opens the connections
@@ -347,7 +350,7 @@ def table_of_links(found: dict[str, Any]) -> str:
             cells = [f"{1e3 * s:.2f}" for k, _, s in times if k == kind]
             rows.append([n, kind, *cells, f"{1e3 * link.latency:.2f}",
                          f"{link.bandwidth / 1e6:,.0f}"])  # fmt: skip
-    sizes = [f"{n / 1e3:,g} kB" for k, n, _ in next(iter(found["network"].values())) if k == kind]
+    sizes = [f"{n:,} B" for k, n, _ in times if k == kind]
     return table(["hosts", "ms of", *sizes, "latency, ms", "bandwidth, MB/s"], rows)
 
 
@@ -383,6 +386,24 @@ def table_of_predictions(rows: Sequence[dict[str, Any]], task: str, network: str
     return table(header, cells)
 
 
+def table_of_limits(rows: Sequence[dict[str, Any]]) -> str:
+    """How many nodes keep at least half and four fifths of the ideal speed."""
+    cells = []
+    for task, network in dict.fromkeys((r["task"], r["network"]) for r in rows):
+        chosen = [r for r in rows if (r["task"], r["network"]) == (task, network)]
+        for way in ("allreduce", "gather"):
+            limits = [most_nodes(chosen, way, share) for share in (0.8, 0.5)]
+            cells.append([task, network, way, *limits])
+    return table(["policy", "network", "way", "80 % up to", "50 % up to"], cells)
+
+
+def most_nodes(rows: Sequence[dict[str, Any]], way: str, share: float) -> str:
+    good = [r["nodes"] for r in rows if r[way] >= share]
+    if not good:
+        return "1 node"
+    return f"{max(good)} nodes" + (" or more" if max(good) == NODES[-1] else "")
+
+
 ASSUMPTIONS = """\
 What the model assumes:
 
@@ -390,7 +411,8 @@ What the model assumes:
   of an update on one node over the time on all of them.
 - A collective of n bytes takes `messages x latency + bytes / bandwidth`. Ring: 2(N-1) messages,
   2n(N-1)/N bytes. Recursive doubling: log2 N messages, n log2 N bytes. Rabenseifner, which Open
-  MPI 5 takes for most of these sizes: 2 log2 N messages, 2n(N-1)/N bytes.
+  MPI 5 takes for most of these sizes: 2 log2 N messages, 2n(N-1)/N bytes. Which one is taken
+  when was read in Open MPI 5's source, not observed in the library.
 - Nothing overlaps: a gradient is computed, then summed, {minibatches} times an update, then the
   next rollout begins. So it is in the trainer.
 - Gather: rank 0 receives every rollout through its one link, learns from all rows by itself, and
@@ -428,6 +450,7 @@ def document(found: dict[str, Any], checks: Any, predictions: Any) -> str:
         f"{max(errors):.0%}.",
         table_of_checks(checks),
         "## Predicted efficiency",
+        table_of_limits(predictions),
     ]
     for network in dict.fromkeys(r["network"] for r in predictions):
         for task in found["sizes"]:

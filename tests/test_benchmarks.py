@@ -178,3 +178,10 @@ def test_document_says_what_was_missed():
     assert "| 9k parameters | 2 | allreduce | 3,625 | 4,000 | -9% | within 20 % |" in text
     assert "1 of 2 predictions are within 20 %" in text
     assert "missed" in text
+
+
+def test_most_nodes_that_keep_a_share():
+    rows = [{"nodes": 2, "gather": 0.9}, {"nodes": 4, "gather": 0.6}, {"nodes": 8, "gather": 0.4}]
+    assert cost_model.most_nodes(rows, "gather", 0.8) == "2 nodes"
+    assert cost_model.most_nodes(rows, "gather", 0.5) == "4 nodes"
+    assert cost_model.most_nodes(rows, "gather", 0.95) == "1 node"
