@@ -98,7 +98,8 @@ def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
             if other[what] != ranks[0][what]:
                 raise LaunchError(
                     f"rank {rank} on {other['host']} and rank 0 on {ranks[0]['host']} have "
-                    f"different {what}: {differences(other[what], ranks[0][what])}. Start all "
+                    f"different {what} (phase start): "
+                    f"{differences(other[what], ranks[0][what])}. Start all "
                     "ranks with the same command from the same environment"
                 )
     envs = [len(ids) for ids in ids_of_ranks(config, world.size)]

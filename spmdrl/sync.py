@@ -53,7 +53,7 @@ def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
     cases the sum over the mesh is all there is.
     """
     if config.strategy == "jax":
-        return GradSync(_sum_devices(config), None, devices * world.size, 0)
+        return GradSync(_sum_processes(config), None, devices * world.size, 0)
     if config.strategy == "gather" or world.size == 1:
         return GradSync(_sum_devices(config), None, devices, 0)
     places, first = devices * world.size, world.rank * devices
@@ -76,6 +76,17 @@ def _sum_devices(config: SyncConfig) -> Reduce:
     if config.deterministic:
         return lambda tree: _ordered_sum(_gather_devices(tree))
     return lambda tree: jax.lax.psum(_local_sum(tree), AXIS)
+
+
+def _sum_processes(config: SyncConfig) -> Reduce:
+    """As one vector: between processes every array would cost a round of messages of its own."""
+    add = _sum_devices(config)
+
+    def add_flat(tree: Tree) -> Tree:
+        rows, restore = _flatten_shards(tree)
+        return restore(add(rows))
+
+    return add_flat
 
 
 def _sum_ranks(config: SyncConfig) -> Reduce:

@@ -130,6 +130,16 @@ def install() -> None:
         raise SystemExit(f"unknown fault {fault}")
 
 
+def keep_programs() -> None:
+    """Let the averaging go through MPI_COMM_WORLD, whose address does not change, so that the
+    runner's cache of compiled programs serves all trials."""
+    from spmdrl import sync
+    from spmdrl.world import _start_mpi
+
+    sync._COMM = _start_mpi().COMM_WORLD
+
+
+keep_programs()
 if me == guilty_rank:
     install()
 from spmdrl.train import main  # noqa: E402
