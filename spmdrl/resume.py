@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,39 +47,64 @@ class SaveError(RuntimeError):
     """Checkpoints cannot be written."""
 
 
+@dataclass
+class Job:
+    """Everything one checkpoint needs, copied: training goes on while it is written."""
+
+    state: TrainState
+    actors: Arrays
+    episodes: Any
+    return_mean: float | None
+
+
 class Saver:
-    """Checkpoints of one run: gathers on rank 0, writes there, and brings everything back."""
+    """Checkpoints of one run: gathers on rank 0, writes there, and brings everything back.
+
+    The disk works in a thread of its own. The main thread touches `_segments` and `_unwritten`
+    only after it has waited for that thread.
+    """
 
     def __init__(self, config: Config, world: World, mesh: Mesh, run_dir: Path, logger: NullLogger):
         self._config, self._world, self._mesh, self._logger = config, world, mesh, logger
         self._run_dir = run_dir
         self._checkpointer = Checkpointer(run_dir / "checkpoints", config.checkpoint.keep)
         self._segments: list[dict[str, Any]] = []  # of actions, since the environments were made
-        self._unwritten: list[np.ndarray] = []  # actions of segments that failed
+        self._unwritten: list[np.ndarray] = []  # actions that are in no segment yet
         self._failures = 0
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
 
     # -- saving
 
     def save(
         self, state: TrainState, collector: Collector, stats: EpisodeStats, must: bool = False
     ) -> None:
-        """Every rank calls this; rank 0 writes.
+        """Every rank calls this; rank 0 writes, in the background unless it `must` be done.
 
-        A failure is a warning and the next call's business, unless it is one too many, or this
-        is the last chance (`must`). Raises SaveError then.
+        A failure is a warning and the next call's business, unless it is one too many: SaveError.
         """
         actors = self._gather(collector.named_state())
         actions = self._gather({"actions": collector.take_actions()})
         if not self._world.is_root:
             return
+        self._wait()
         if actions["actions"].shape[1]:
             self._unwritten.append(actions["actions"])
-        while not self._try(state, actors, stats) and must:
+        mine = on_device(state, self._mesh.local_devices[0])
+        host = jax.tree.map(np.array, mine)  # a copy: the next update overwrites its input
+        job = Job(host, actors, stats.to_json(), stats.row()["episode/return_mean"])
+        self._writing = self._disk.submit(self._write, job)
+        while must and not self._wait():
             time.sleep(1.0)
+            self._writing = self._disk.submit(self._write, job)
 
-    def _try(self, state: TrainState, actors: Arrays, stats: EpisodeStats) -> bool:
+    def _wait(self) -> bool:
+        """Whether the write under way, if any, went well."""
+        if self._writing is None:
+            return True
+        writing, self._writing = self._writing, None
         try:
-            self._write(state, actors, stats)
+            writing.result()
         except OSError as error:
             self._failures += 1
             problem = f"no checkpoint could be written to {self._run_dir}: {error}"
@@ -94,15 +121,14 @@ class Saver:
         self._failures = 0
         return True
 
-    def _write(self, state: TrainState, actors: Arrays, stats: EpisodeStats) -> None:
-        host = jax.device_get(on_device(state, self._mesh.local_devices[0]))
-        step = int(host.step)
+    def _write(self, job: Job) -> None:
+        host, step = job.state, int(job.state.step)
         if self._config.checkpoint.envs == "replay" and self._unwritten:
             self._add_segment(step, np.concatenate(self._unwritten, axis=1))
         meta = {
             "step": step,
-            "return_mean": stats.row()["episode/return_mean"],
-            "episodes": stats.to_json(),
+            "return_mean": job.return_mean,
+            "episodes": job.episodes,
             "segments": self._segments,
             "params_sha256": params_sha256(host.params),
         }
@@ -111,13 +137,14 @@ class Saver:
             "learner": to_named(
                 {"opt_state": host.opt_state, "reward_moments": host.reward_moments}
             ),
-            "actors": actors,
+            "actors": job.actors,
         }
         self._checkpointer.save(Snapshot(step, arrays, meta))
         self._drop_old_segments()
 
     def forget_actions(self) -> None:
         """New environments were made: what the old ones did is of no more use."""
+        self._wait()
         self._segments, self._unwritten = [], []
 
     def _gather(self, named: Arrays) -> Arrays:
