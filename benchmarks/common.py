@@ -135,7 +135,7 @@ def save(name: str, data: Any, markdown: str, figure: Any = None) -> None:
     (RESULTS / f"{name}.md").write_text(markdown.rstrip() + "\n")
     if figure is not None:
         figure.savefig(RESULTS / f"{name}.png", dpi=110)
-    print(f"{markdown}\n\nwritten to {(RESULTS / name).relative_to(ROOT)}.json, .md and .png")
+    print(f"{markdown}\n\nwritten to {(RESULTS / name).relative_to(ROOT)}.*")
 
 
 def _plain(value: Any) -> Any:
