@@ -63,8 +63,9 @@ def main() -> None:
     ]  # fmt: skip
     header = ["task", "updates", "checkpoints", "held up, median ms", "longest ms", "of all time"]
     text = (
-        "A checkpoint is copied from the devices, and a thread writes it to the disk while training "
-        "goes on. What is counted here is how long training was held up, by the trainer's own clock."
+        "A checkpoint is copied from the devices, and a thread writes it to the disk while "
+        "training goes on. What is counted here is how long training was held up, by the trainer's "
+        "own clock."
     )
     save("checkpointing", {"machine": about, "tasks": found},
          "\n\n".join([made_by(about), table(header, rows), text]))  # fmt: skip

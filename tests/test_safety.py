@@ -1,0 +1,116 @@
+"""Who is named when something is wrong: the odd one, the killed one, the late one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from spmdrl.launch import mpirun_command
+from spmdrl.safety import Watchdog
+from spmdrl.sync import odd_ones
+
+
+@pytest.mark.parametrize(
+    ("found", "odd"),
+    [
+        ({"rank 0": 7}, []),
+        ({"rank 0": 7, "rank 1": 7}, []),
+        ({"rank 0": 7, "rank 1": 7, "rank 2": 8}, ["rank 2"]),
+        ({"rank 0": 8, "rank 1": 7, "rank 2": 7}, ["rank 0"]),
+        ({"rank 0": 7, "rank 1": 8}, ["rank 0", "rank 1"]),  # nobody can tell which
+        ({"a": 7, "b": 7, "c": 8, "d": 8}, ["a", "b", "c", "d"]),
+    ],
+)
+def test_the_minority_is_odd_and_everybody_where_there_is_none(found, odd):
+    assert odd_ones(found) == odd
+
+
+# ---------------------------------------------------------------------------------------------
+# Killed
+
+
+@pytest.fixture
+def dead_pid():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def beat(folder, rank: int, pid: int, host: str | None = None) -> None:
+    sign = {
+        "time": time.time(), "update": 12, "phase": "collect", "pid": pid,
+        "host": host or socket.gethostname(),
+    }  # fmt: skip
+    (folder / f"rank-{rank}.json").write_text(json.dumps(sign))
+
+
+def alive() -> int:
+    return 1  # init is there on every machine
+
+
+def test_a_killed_rank_is_named_with_its_phase(tmp_path, dead_pid, capsys):
+    beat(tmp_path, 0, alive())
+    beat(tmp_path, 1, dead_pid)
+    Watchdog(0, 2, tmp_path)._report_killed()
+    said = capsys.readouterr().err
+    assert "rank 1 of 2" in said
+    assert "update 12, phase collect" in said
+
+
+def test_only_the_first_survivor_speaks(tmp_path, dead_pid, capsys):
+    for rank, pid in enumerate([alive(), dead_pid, alive()]):
+        beat(tmp_path, rank, pid)
+    Watchdog(2, 3, tmp_path)._report_killed()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rank_that_left_in_order_or_lives_elsewhere_was_not_killed(tmp_path, dead_pid, capsys):
+    beat(tmp_path, 0, alive())
+    beat(tmp_path, 2, dead_pid, host="another")
+    Watchdog(0, 3, tmp_path)._report_killed()  # rank 1 has no file
+    assert capsys.readouterr().err == ""
+
+
+# ---------------------------------------------------------------------------------------------
+# Late
+
+MEETING = """
+import sys, time
+from spmdrl import world as w
+from spmdrl.launch import LaunchError, detect
+w.SAY_EVERY_S = 0.3
+world = w.connect(detect())
+if world.rank in (1, 2):
+    time.sleep({late})
+try:
+    print(world.assemble({{"rank": world.rank}}, {limit}), flush=True)
+except LaunchError as error:
+    print(error, flush=True)
+    world.abort(3)
+"""
+
+
+def meet(late: float, limit: float) -> subprocess.CompletedProcess[str]:
+    script = MEETING.format(late=late, limit=limit)
+    command = [*mpirun_command(3), sys.executable, "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_late_ranks_are_named_while_the_others_wait():
+    done = meet(late=1.0, limit=30.0)
+    assert done.returncode == 0, done.stderr
+    assert "waiting for ranks 1, 2 (" in done.stdout
+    everyone = str([{"rank": r} for r in range(3)])
+    assert done.stdout.count(everyone) == 3
+
+
+def test_a_rank_that_never_comes_ends_the_job():
+    done = meet(late=20.0, limit=0.5)
+    assert done.returncode == 3
+    assert "ranks 1, 2 of 3 did not come within" in done.stdout
+    assert "--sync.start-timeout-s" in done.stdout
