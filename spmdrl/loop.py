@@ -98,7 +98,7 @@ def train(
             seconds, total = timer.read()
             row = rate.row(step + 1, total) | stats.row() | plain(metrics)
             row |= time_row(seconds, total)
-            row.update(comm.row(seconds["collect"]))
+            row.update(comm.row(seconds))
             logger.write(row)
         if should_check(step):
             watchdog.enter("check", step, limit)

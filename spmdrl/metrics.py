@@ -1,6 +1,6 @@
 """Numbers to console, files and TensorBoard.
 
-Rank 0 has a `Logger`, the others a `NullLogger` that does nothing. Public names: `Logger`,
+Rank 0 has a `Logger`, the others one that does nothing or only speaks. Public names: `Logger`,
 `NullLogger`, `make_logger`, `Timer`, `EpisodeStats`, `Every`, `write_json`.
 """
 
@@ -135,7 +135,7 @@ class AppendFile:
 
 
 class NullLogger:
-    """The logger of every rank but 0."""
+    """The logger of every rank but 0, as a rule."""
 
     def info(self, text: str) -> None: ...
     def warning(self, text: str) -> None: ...
@@ -206,8 +206,23 @@ def _finite(row: Row) -> Row:
     return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in row.items()}
 
 
-def make_logger(config: Config, run_dir: Path, run_id: str, is_root: bool) -> NullLogger:
-    return Logger(config, run_dir, run_id) if is_root else NullLogger()
+class RankLogger(NullLogger):
+    """What a rank other than 0 says where all are asked to speak."""
+
+    def __init__(self, rank: int, run_id: str):
+        self._origin = f"[{run_id} rank {rank}]"
+
+    def info(self, text: str) -> None:
+        print(f"{self._origin} {text}", flush=True)
+
+    def warning(self, text: str) -> None:
+        self.info(f"warning: {text}")
+
+
+def make_logger(config: Config, run_dir: Path, run_id: str, rank: int) -> NullLogger:
+    if rank == 0:
+        return Logger(config, run_dir, run_id)
+    return RankLogger(rank, run_id) if config.log.all_ranks else NullLogger()
 
 
 # ---------------------------------------------------------------------------------------------

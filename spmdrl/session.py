@@ -38,7 +38,7 @@ def run_session(
         watchdog = Watchdog(world.rank, world.size, run.path / ".heartbeat").start()
         if world.is_root:
             write_status(run.path, "running")
-        logger = make_logger(config, run.path, run.run_id, world.is_root)
+        logger = make_logger(config, run.path, run.run_id, world.rank)
         for place in places if world.size > 1 else []:
             logger.info(place)
         summary = train(config, topology, world, run, logger, stop, watchdog)

@@ -184,6 +184,8 @@ class CommMeter:
     """
 
     INTERVAL = 20  # updates between two probes
+    SAMPLES = 3  # of each probe
+    LISTED = 16  # more ranks than that are not listed one by one
 
     def __init__(self, config: Config, world: World, params: Tree):
         self._world = world
@@ -191,6 +193,7 @@ class CommMeter:
         self._floats = sum(x.size for x in jax.tree.leaves(params))
         self._ms: collections.deque[float] = collections.deque(maxlen=100)
         self._probe = None
+        self._updates = 0  # since the last row
         if world.size > 1 and config.sync.strategy == "allreduce":
             cpu = jax.local_devices(backend="cpu")[0]
             self._vector = jax.device_put(np.zeros(self._floats, np.float32), cpu)
@@ -198,29 +201,37 @@ class CommMeter:
 
     def tick(self, step: int) -> None:
         """Called once an update, on every rank."""
+        self._updates += 1
         if self._probe is None or step % self.INTERVAL:
             return
         if not self._ms:
             self._probe(self._vector).block_until_ready()  # compiles
-        self._world.barrier()
-        start = time.perf_counter()
-        self._probe(self._vector).block_until_ready()
-        self._ms.append(1e3 * (time.perf_counter() - start))
+        for _ in range(self.SAMPLES):
+            self._world.barrier()
+            start = time.perf_counter()
+            self._probe(self._vector).block_until_ready()
+            self._ms.append(1e3 * (time.perf_counter() - start))
 
-    def row(self, collect_s: float) -> dict[str, float]:
-        """Metrics since the start; every rank calls this with its own collect time."""
+    def row(self, seconds: dict[str, float]) -> dict[str, float]:
+        """Metrics since the start; every rank calls this with its own seconds of each phase."""
         if self._world.size == 1:
             return {}
-        slowest = self._world.table(np.array([collect_s]))[:, 0].argmax()
-        row = {"rank/slowest": float(slowest)}
+        phases = ("collect", "wait", "update")
+        table = self._world.table(np.array([seconds.get(phase, 0.0) for phase in phases]))
+        row = {"rank/slowest": float(table[:, 0].argmax())}
+        if self._world.size <= self.LISTED:
+            for rank, of_rank in enumerate(table):
+                row |= {f"rank/{rank}/{p}": float(s) for p, s in zip(phases, of_rank, strict=True)}
         if self._ms:
             p50, p95 = np.percentile(self._ms, [50, 95])
             row |= {
                 "comm/bytes_per_update": 4.0 * self._floats * self._rounds,
                 "comm/allreduce_ms_p50": float(p50),
                 "comm/allreduce_ms_p95": float(p95),
-                "time/comm": 1e-3 * float(p50) * self._rounds,
+                # An estimate, and a part of the update: never more than that.
+                "time/comm": min(1e-3 * p50 * self._rounds * self._updates, seconds["update"]),
             }
+        self._updates = 0
         return row
 
 

@@ -44,7 +44,7 @@ def run(config: Config, devices: int, world: World, folder: Path) -> dict[str, A
     config = dataclasses.replace(config, devices=devices, run_dir=str(folder))
     topology = Topology(world.rank, world.size, world.rank, world.size)
     folder.mkdir(parents=True, exist_ok=True)
-    logger = make_logger(config, folder, "test", world.is_root)
+    logger = make_logger(config, folder, "test", world.rank)
     place = RunDir(folder, "test", resumed=False)
     watchdog = Watchdog(world.rank, world.size, None)
     try:
