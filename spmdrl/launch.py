@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from spmdrl.compile_cache import open_cache
-from spmdrl.config import ConfigError
+from spmdrl.config import Config, ConfigError
 
 CHILD_MARK = "SPMDRL_NPROCS"  # set for the ranks that --nprocs started
 TERMINAL_MARK = "SPMDRL_TERMINAL"  # and whether their output goes to a terminal
@@ -105,6 +105,18 @@ def threads_per_rank(topology: Topology) -> int:
     total = os.cpu_count() or 1
     bound = cores() < total and topology.local_size > 1
     return max(1, cores() if bound else cores() // topology.local_size)
+
+
+FEWEST_ENVS = 8  # of a rank; with fewer its share of the work is mostly overhead
+
+
+def auto_ranks(config: Config) -> int:
+    """One rank for each core, where the environments can be shared out evenly; one with GPUs."""
+    if _all_gpus():
+        return 1
+    envs = config.env.num_envs
+    fitting = [n for n in range(1, cores() + 1) if envs % n == 0 and envs // n >= FEWEST_ENVS]
+    return max(fitting, default=1)
 
 
 # Whether a product and a sum become one rounding (FMA) depends on how XLA happens to fuse the

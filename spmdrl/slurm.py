@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load([args.config, *flags])
         check_id(config.env)
-        if config.nprocs > 1:
+        if config.nprocs != 1:
             raise ConfigError("--nprocs starts ranks on one machine; here use --ranks-per-node")
         if args.hostfile or args.cluster:
             return write_mpirun(args, config, flags)

@@ -18,7 +18,7 @@ from spmdrl.config import (
     to_json,
 )
 from spmdrl.envs.ids import check_id
-from spmdrl.launch import LaunchError, Topology, detect, prepare_process, spawn
+from spmdrl.launch import LaunchError, Topology, auto_ranks, detect, prepare_process, spawn
 from spmdrl.rundir import check_run_dir
 from spmdrl.safety import StopRequest
 from spmdrl.validity import check_extras, validate
@@ -33,8 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         topology = detect()
         world = connect(topology)
         config = shared_config(argv, topology, world)
-        if config.nprocs > 1 and topology.size == 1:
-            return spawn(config.nprocs, "spmdrl.train", argv)
+        ranks = ranks_to_start(config, topology)
+        if ranks > 1:
+            return spawn(ranks, "spmdrl.train", argv)
         prepare_process(topology, config.devices, config.sync.deterministic)
     except (ConfigError, LaunchError) as error:
         print(f"spmdrl: {error}", file=sys.stderr)
@@ -62,14 +63,21 @@ def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Conf
     return from_json(answer["config"])
 
 
+def ranks_to_start(config: Config, topology: Topology) -> int:
+    """0 where a launcher has started them already."""
+    if topology.size > 1:
+        return 0
+    return auto_ranks(config) if config.nprocs == "auto" else config.nprocs
+
+
 def checked_config(argv: Sequence[str], topology: Topology) -> Config:
     config = load(argv)
-    if topology.size > 1 and config.nprocs not in (1, topology.size):
+    if topology.size > 1 and config.nprocs not in (1, topology.size, "auto"):
         raise ConfigError(
             f"nprocs is {config.nprocs}, but {topology.launcher} has started {topology.size} "
             "ranks already; leave --nprocs out"
         )
-    validate(config, max(topology.size, config.nprocs), max(1, config.devices))
+    validate(config, max(topology.size, ranks_to_start(config, topology)), max(1, config.devices))
     check_id(config.env)
     check_extras(config)
     check_run_dir(config)

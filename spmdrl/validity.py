@@ -38,13 +38,14 @@ def _check_ranges(config: Config) -> None:
 
     flat = flatten(config)
     at_least_1 = [
-        "total_steps", "nprocs", "env.num_envs", "algo.num_steps", "algo.epochs",
+        "total_steps", "env.num_envs", "algo.num_steps", "algo.epochs",
         "algo.minibatches", "sync.shards", "sync.check_every", "sync.max_skips", "log.every",
         "log.window", "checkpoint.keep", "checkpoint.renew_every", "eval.episodes",
         "eval.num_envs", "eval.max_steps",
     ]  # fmt: skip
     for name in at_least_1:
         need(name, flat[name] >= 1, "at least 1")
+    need("nprocs", config.nprocs == "auto" or config.nprocs >= 1, "at least 1, or auto")
     for name in ["devices", "env.threads", "checkpoint.every"]:
         need(name, flat[name] >= 0, "0 or more")
     for name in ["algo.gamma", "algo.gae_lambda"]:

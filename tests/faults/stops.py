@@ -2,9 +2,10 @@
 
     python tests/faults/stops.py --trials 10          # writes benchmarks/results/stops.md
 
-The launcher is `--nprocs 2` or an mpirun of the user's own. A trial holds when the job leaves with
-exit code 75 one update and one save later (here: no more than two updates after the signal), and
-when the same command then ends with the parameters and metrics of the run that was never stopped.
+The launcher is `--nprocs 2` or an mpirun of the user's own. Every run is stopped five times, each
+time at a random update, and in the end let through. A trial holds when the job leaves with exit
+code 75 one update and one save later (here: no more than two updates after the signal was sent),
+and when the run ends with the parameters and metrics of one that was never stopped.
 A TERM to a bare mpirun cannot be answered, because it kills its ranks at once: there the trial
 holds when no more than one checkpoint interval is lost and the resumed run is exact.
 """
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,13 @@ from kills import ROOT, SIZES, UPDATES, finish, outcome, ranks_of
 from spmdrl.launch import mpirun_command
 
 EXIT_STOPPED = 75
+STOPS = 5  # of one run
 INTERVAL = 3  # updates between two checkpoints, as SIZES say
-TARGETS = ("--nprocs", "mpirun", "one rank")
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+WAYS = [
+    (target, number)
+    for target in ("--nprocs", "mpirun", "one rank")
+    for number in (signal.SIGUSR1, signal.SIGTERM)
+]
 
 
 @dataclass(frozen=True)
@@ -72,20 +77,27 @@ def newest(run_dir: Path) -> int:
     return max(int(p.name.split("-")[1]) for p in (run_dir / "checkpoints").glob("update-*"))
 
 
-def run_trial(folder: Path, target: str, number: int, reference: Any, seed: int) -> Trial:
-    rng, run_dir = random.Random(seed), folder / f"{target}-{number}-{seed}".replace(" ", "-")
-    job, aim = start(run_dir, target), rng.randrange(INTERVAL + 1, UPDATES - 20)
+def stop_once(run_dir: Path, target: str, number: int, rng: random.Random, aim: int) -> Trial:
+    job = start(run_dir, target)
     while updates_done(run_dir) < aim and job.poll() is None:
         time.sleep(0.002)
     pid = rng.choice(ranks_of(job)) if target == "one rank" else job.pid
     seen, sent = updates_done(run_dir), time.monotonic()
     os.kill(pid, number)
     job.communicate(timeout=120)
-    seconds, saved = time.monotonic() - sent, newest(run_dir)
+    name, seconds = signal.Signals(number).name, time.monotonic() - sent
+    return Trial(target, name, job.returncode, seconds, seen, newest(run_dir), exact=False)
+
+
+def run_chain(folder: Path, target: str, number: int, reference: Any, seed: int) -> list[Trial]:
+    """One run that is stopped several times; if its end is exact, every stop was."""
+    rng = random.Random(seed)
+    run_dir = folder / f"{target}-{number}-{seed}".replace(" ", "-")
+    aims = sorted(rng.sample(range(INTERVAL + 1, UPDATES - 10, 3), STOPS))
+    trials = [stop_once(run_dir, target, number, rng, aim) for aim in aims]
     finish(start(run_dir, target))
     exact = outcome(run_dir) == reference
-    name = signal.Signals(number).name
-    return Trial(target, name, job.returncode, seconds, seen, saved, exact)
+    return [replace(trial, exact=exact) for trial in trials]
 
 
 def table(trials: list[Trial]) -> str:
@@ -108,11 +120,11 @@ def table(trials: list[Trial]) -> str:
 def run_trials(count: int, folder: Path) -> list[Trial]:
     finish(start(folder / "reference", "--nprocs"))
     reference, trials = outcome(folder / "reference"), []
-    for target in TARGETS:
-        for number in SIGNALS:
-            for seed in range(count):
-                trials.append(run_trial(folder, target, number, reference, seed))
-                print(trials[-1], "held" if trials[-1].held else "NOT HELD", flush=True)
+    for target, number in WAYS:
+        for seed in range(-(-count // STOPS)):
+            for trial in run_chain(folder, target, number, reference, seed):
+                trials.append(trial)
+                print(trial, "held" if trial.held else "NOT HELD", flush=True)
     return trials
 
 

@@ -1,0 +1,96 @@
+"""Which ranks and threads are fastest here: `python -m spmdrl.tune CONFIG.py`.
+
+Trains a few updates with each choice that this machine allows, prints the table, and the flags of
+the fastest. Public names: `Choice`, `choices`, `main`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, load
+from spmdrl.launch import cores
+from spmdrl.plot import read_metrics
+from spmdrl.validity import validate
+
+SKIP = 2  # first updates, which hold the compilation
+
+
+@dataclass(frozen=True)
+class Choice:
+    nprocs: int
+    threads: int  # of each rank's simulators
+
+    @property
+    def flags(self) -> list[str]:
+        return ["--nprocs", str(self.nprocs), "--env.threads", str(self.threads)]
+
+
+def choices(config: Config, available: int) -> list[Choice]:
+    """Ranks up to one for each core, each with one thread and with all of its cores."""
+    found = []
+    for nprocs in range(1, available + 1):
+        try:
+            validate(config, nprocs, max(1, config.devices))
+        except ConfigError:
+            continue  # these environments cannot be shared out among so many
+        found += [Choice(nprocs, threads) for threads in {1, available // nprocs}]
+    return sorted(found, key=lambda choice: (choice.nprocs, choice.threads))
+
+
+def measure(argv: Sequence[str], choice: Choice, updates: int, folder: Path) -> float:
+    """Median steps per second of the updates after the first ones."""
+    steps = load(argv).batch_size * (SKIP + updates)
+    command = [
+        sys.executable, "-m", "spmdrl.train", *argv, *choice.flags, "--run-dir", str(folder),
+        "--total-steps", str(steps), "--log.every", "1", "--log.panel", "off",
+        "--checkpoint.every", "0",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
+    return statistics.median(row["perf/sps"] for row in read_metrics(folder)[SKIP:])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    updates = 10
+    if "--updates" in argv[:-1]:
+        at = argv.index("--updates")
+        updates = int(argv[at + 1])
+        del argv[at : at + 2]
+    try:
+        if not argv or argv[0].startswith("-"):
+            raise ConfigError(
+                "usage: python -m spmdrl.tune CONFIG.py [--updates 10] [--field value ...]"
+            )
+        found = choices(load(argv), cores())
+    except ConfigError as error:
+        print(f"spmdrl: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    print(f"{'ranks':>5} {'threads of each':>16} {'steps/s':>12}")
+    rates: dict[Choice, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, choice in enumerate(found):
+            try:
+                rates[choice] = measure(argv, choice, updates, Path(folder) / str(number))
+            except RuntimeError as error:
+                print(f"spmdrl: {error}", file=sys.stderr)
+                return EXIT_FAULT
+            print(f"{choice.nprocs:>5} {choice.threads:>16} {rates[choice]:>12,.0f}", flush=True)
+    best = max(rates, key=lambda choice: rates[choice])
+    print(
+        f"fastest: {' '.join(best.flags)}\n"
+        f"in the config: Config(nprocs={best.nprocs}, env=EnvConfig(threads={best.threads}, ...))"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
