@@ -1,7 +1,8 @@
 """Break one rank of a real job in every way we can think of, and time how the job ends.
 
-    python tests/faults/trials.py --trials 20 --ranks 2 4      # writes benchmarks/results/faults.md
+    python tests/faults/trials.py          # about an hour; writes benchmarks/results/faults.*
 
+It can be stopped and started again: trials that are done stay done.
 A trial holds when the job ends within 5 s of the fault (a stopped rank: the phase limit + 5 s),
 with a code other than 0, naming the rank and the phase, and leaves no process behind. A rank that
 is killed while it still imports its modules has no phase yet; mpirun names it.
@@ -10,6 +11,8 @@ is killed while it still imports its modules has no phase yet; mpirun names it.
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import random
 import shutil
@@ -19,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +151,10 @@ def table(trials: list[Trial]) -> str:
     return "\n".join(lines)
 
 
+def read(file: Path) -> list[Trial]:
+    return [Trial(**json.loads(line)) for line in file.open()] if file.exists() else []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -155,24 +162,25 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--faults", nargs="*", default=list(FAULTS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "faults.md")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results" / "faults.jsonl"
+    )
     args = parser.parse_args()
-    rng, trials = random.Random(args.seed), []
     cache = tempfile.TemporaryDirectory()
     env = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": cache.name,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }
-    for kind in args.faults:
-        for ranks in args.ranks:
-            for _ in range(args.trials):
-                trial, output = run_trial(kind, ranks, rng, env)
-                trials.append(trial)
-                print(trial, "held" if trial.held else "NOT HELD", flush=True)
-                if not trial.held:
-                    print(output[-3000:], flush=True)
-    args.out.write_text(table(trials) + "\n")
+    for kind, ranks in itertools.product(args.faults, args.ranks):
+        done = [t for t in read(args.out) if (t.kind, t.ranks) == (kind, ranks)]
+        for number in range(len(done), args.trials):
+            trial, output = run_trial(kind, ranks, random.Random(f"{kind} {ranks} {number}"), env)
+            with args.out.open("a") as file:
+                file.write(json.dumps(asdict(trial)) + "\n")
+            print(trial, "held" if trial.held else f"NOT HELD\n{output[-3000:]}", flush=True)
+    trials = read(args.out)
+    text = "Made by `python tests/faults/trials.py`; what the columns mean: docs/faults.md.\n\n"
+    args.out.with_suffix(".md").write_text(f"{text}{table(trials)}\n")
     print(table(trials))
     return 0 if all(t.held for t in trials) else 1
 
