@@ -190,8 +190,7 @@ class Config:
     total_steps: int = 500_000
     """Environment steps of the whole run."""
     nprocs: int | Literal["auto"] = 1
-    """Ranks to start on this machine; auto takes one for each core, as far as there are eight
-    environments for each."""
+    """Ranks to start on this machine; auto: one a core."""
     devices: int = 0
     """Devices of each rank; 0 takes one on CPU and all visible ones on GPU."""
     restart: bool = False

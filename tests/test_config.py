@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spmdrl import launch, tune
 from spmdrl.config import (
     AlgoConfig,
     Config,
@@ -22,7 +23,7 @@ from spmdrl.config import (
 from spmdrl.envs.ids import IDS_FILE, check_id, envpool_ids
 from spmdrl.launch import Topology, detect, expand_tasks_per_node
 from spmdrl.rundir import check_run_dir, forbidden_changes, open_run, read_run
-from spmdrl.train import checked_config
+from spmdrl.train import checked_config, ranks_to_start
 from spmdrl.validity import nearest_multiples, validate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -352,3 +353,27 @@ def test_the_list_of_ids_is_that_of_the_installed_envpool():
     assert version == envpool.__version__, "spmdrl.envs.ids.write_envpool_ids() renews the list"
     assert ids == sorted(envpool.list_all_envs())
     assert envpool_ids() == ids
+
+
+@pytest.mark.parametrize(
+    ("envs", "cores", "ranks"),
+    [(64, 2, 2), (64, 4, 4), (4, 2, 1), (16, 4, 2), (18, 2, 2), (24, 5, 3), (9, 2, 1)],
+)
+def test_auto_ranks_share_the_environments_out_evenly(monkeypatch, envs, cores, ranks):
+    monkeypatch.setattr(launch, "cores", lambda: cores)
+    monkeypatch.setattr(launch, "_all_gpus", list)
+    config = load([CARTPOLE, "--env.num-envs", str(envs), "--nprocs", "auto"])
+    assert ranks_to_start(config, Topology()) == ranks
+    assert ranks_to_start(config, Topology(rank=0, size=2, launcher="mpirun")) == 0
+
+
+def test_auto_is_one_rank_where_there_are_gpus(monkeypatch):
+    monkeypatch.setattr(launch, "_all_gpus", lambda: ["0", "1"])
+    assert launch.auto_ranks(load([CARTPOLE, "--env.num-envs", "64"])) == 1
+
+
+def test_tune_tries_what_the_machine_and_the_config_allow():
+    config = load([CARTPOLE, "--env.num-envs", "6", "--sync.strategy", "jax"])
+    assert [(c.nprocs, c.threads) for c in tune.choices(config, 4)] == [
+        (1, 1), (1, 4), (2, 1), (2, 2), (3, 1),
+    ]  # fmt: skip
