@@ -12,13 +12,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+from safetensors.numpy import save as save_bytes
 
 PREFIX = "update-"
 MANIFEST = "manifest.json"
@@ -80,17 +81,15 @@ def write_snapshot(place: Path, snapshot: Snapshot) -> None:
     """Write to a temporary folder, flush, rename, flush the parent."""
     temporary = place.with_name(f".tmp-{place.name}-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     try:
-        for group, named in snapshot.arrays.items():
-            contiguous = {k: np.ascontiguousarray(v).reshape(v.shape) for k, v in named.items()}
-            save_file(contiguous, temporary / f"{group}.safetensors")
-        (temporary / META).write_text(json.dumps(snapshot.meta))
-        files = sorted(temporary.iterdir())
-        digests = {f.name: {"sha256": _sha256(f), "bytes": f.stat().st_size} for f in files}
-        (temporary / MANIFEST).write_text(json.dumps(seal(snapshot.step, digests)))
-        for file in (*files, temporary / MANIFEST, temporary):
-            fsync(file)
+        digests = {}
+        for name, data in _files_of(snapshot):
+            _write_flushed(temporary / name, data)
+            digests[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        manifest = json.dumps(seal(snapshot.step, digests))
+        _write_flushed(temporary / MANIFEST, manifest.encode())
+        fsync(temporary)
         if place.exists():  # the same update, saved again after a resume
             shutil.rmtree(place)
         os.rename(temporary, place)
@@ -98,6 +97,22 @@ def write_snapshot(place: Path, snapshot: Snapshot) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
+    for group, named in snapshot.arrays.items():
+        # In C order: safetensors writes the memory as it lies.
+        contiguous = {k: np.ascontiguousarray(v).reshape(v.shape) for k, v in named.items()}
+        yield f"{group}.safetensors", save_bytes(contiguous)
+    yield META, json.dumps(snapshot.meta).encode()
+
+
+def _write_flushed(file: Path, data: bytes) -> None:
+    # By Python, not by safetensors: a full disk must be an OSError.
+    with file.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def seal(step: int, files: dict[str, Any]) -> dict[str, Any]:
@@ -143,10 +158,7 @@ def _verify(place: Path, name: str, expected: dict[str, Any]) -> None:
 def write_file(file: Path, data: bytes) -> str:
     """Write one file whole or not at all, flushed to the disk; its SHA-256."""
     temporary = file.with_name(f".{file.name}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
+    _write_flushed(temporary, data)
     os.replace(temporary, file)
     fsync(file.parent)
     return hashlib.sha256(data).hexdigest()

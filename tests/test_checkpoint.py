@@ -136,6 +136,7 @@ DAMAGES = [flip_bit, truncate, zero_block, delete, garbage_json]
 def test_a_hundred_damages_are_found_and_the_one_before_is_used(tmp_path, damage):
     rng = random.Random(damage.__name__)
     good = tmp_path / "good"
+    good.mkdir()
     for step in (1, 2):
         write_snapshot(good / f"update-{step:08d}", snapshot(step))
     for trial in range(100):
