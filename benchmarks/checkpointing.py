@@ -20,7 +20,7 @@ from common import ROOT, arguments, machine, made_by, number, progress, save, ta
 from spmdrl.config import load
 from spmdrl.plot import read_metrics
 
-TASKS = {"CartPole": ("cartpole", 900), "Pong": ("pong", 110)}  # updates: some checkpoints each
+TASKS = {"CartPole": ("cartpole", 900), "Pong": ("pong", 104)}  # updates: some checkpoints each
 SKIP = 2  # rows that hold the compilation
 PHASES = ("collect", "wait", "update", "save", "other")
 
