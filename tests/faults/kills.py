@@ -102,7 +102,8 @@ def wait_for_moment(job: subprocess.Popen[str], run_dir: Path, rng: random.Rando
         return
     metrics = run_dir / "metrics.jsonl"
     have = metrics.read_text().count("\n") if metrics.exists() else 0
-    target = rng.randrange(min(have + 1, UPDATES - 2), UPDATES - 1)
+    last = UPDATES - 12  # a run on one rank takes milliseconds for each of those after it
+    target = rng.randrange(min(have + 1, last - 1), last)
     while job.poll() is None:
         if metrics.exists() and metrics.read_text().count("\n") >= target:
             time.sleep(rng.uniform(0.0, 0.03))
