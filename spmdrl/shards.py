@@ -29,11 +29,23 @@ def split_ids(num_envs: int, places: int) -> list[range]:
     return [range(int(block[0]), int(block[-1]) + 1) for block in blocks]
 
 
+WHOLE_VECTORS = 8  # rows; a network's last bits are the same for every multiple of so many
+
+
 def ids_of_ranks(config: Config, ranks: int) -> list[range]:
-    """The environments of each rank; with deterministic no shard is cut in two."""
-    size = config.env.num_envs // config.sync.shards if config.sync.deterministic else 1
+    """The environments of each rank, as even as possible."""
+    size = _smallest_block(config, ranks)
     blocks = split_ids(config.env.num_envs // size, ranks)
     return [range(block.start * size, block.stop * size) for block in blocks]
+
+
+def _smallest_block(config: Config, ranks: int) -> int:
+    """Environments that stay together: a shard, or where ranks are uneven anyway, whole vectors."""
+    envs = config.env.num_envs
+    if config.sync.deterministic:
+        return envs // config.sync.shards
+    enough = envs % WHOLE_VECTORS == 0 and envs // WHOLE_VECTORS >= ranks
+    return WHOLE_VECTORS if envs % ranks and enough else 1
 
 
 def shards_in(config: Config, envs: int) -> int:

@@ -354,6 +354,21 @@ def test_split_ids_covers_all_ids_once_in_order(num_envs, data):
     assert lengths == sorted(lengths, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("envs", "ranks", "sizes"),
+    [
+        (64, 2, [32, 32]),
+        (24, 2, [12, 12]),
+        (64, 3, [24, 24, 16]),  # rows of a network in whole vectors, for the same bits
+        (10, 4, [3, 3, 2, 2]),
+        (8, 3, [3, 3, 2]),
+    ],
+)
+def test_uneven_ranks_take_whole_vectors_where_they_can(envs, ranks, sizes):
+    config = Config(env=EnvConfig(id="CartPole-v1", num_envs=envs))
+    assert [len(block) for block in ids_of_ranks(config, ranks)] == sizes
+
+
 @given(st.integers(1, 8), st.integers(1, 16), st.data())
 @steady
 def test_deterministic_ranks_take_whole_shards(size, shards, data):
