@@ -21,6 +21,7 @@ import tyro
 
 from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError
 from spmdrl.rundir import CLONE_MARK, read_run
+from spmdrl.safety import is_running
 
 SILENT_S = 10.0  # a living run beats twice a second
 TAIL_BYTES = 65_536  # holds the last rows of metrics.jsonl, however long the run is
@@ -138,13 +139,7 @@ def _gone(status: dict[str, Any]) -> bool:
     pid = status.get("pid")
     if status.get("host") != socket.gethostname() or not isinstance(pid, int):
         return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):  # somebody else's process, so there is one
-        return False
-    return False
+    return not is_running(pid)
 
 
 def describe(run_dir: Path, now: float) -> RunInfo | None:

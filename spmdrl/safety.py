@@ -1,6 +1,6 @@
 """Loud, immediate ends instead of hangs: stop requests, a watchdog, and one traceback.
 
-Public names: `StopRequest`, `Watchdog`, `report_fault`.
+Public names: `StopRequest`, `Watchdog`, `report_fault`, `is_running`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Watchdog:
             beat = self._read(rank)
             if beat is None or beat["host"] != socket.gethostname():
                 continue  # it left in order, or only its own host can tell
-            if rank != self._rank and not _is_running(beat["pid"]):
+            if rank != self._rank and not is_running(beat["pid"]):
                 print(
                     f"spmdrl: rank {rank} of {self._size} on {beat['host']} (pid {beat['pid']}) "
                     f"was killed in or just after update {beat['update']}, phase "
@@ -183,7 +183,7 @@ class Watchdog:
         return f"Rank {rank} is furthest behind: {beat['phase']} of update {beat['update']}."
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether the process is there, and not just waiting to be collected by its parent."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -7,7 +7,6 @@ the fastest. Public names: `Choice`, `choices`, `main`.
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, load
 from spmdrl.launch import cores
 from spmdrl.plot import read_metrics
 from spmdrl.validity import validate
+from spmdrl.verify import read_arguments, train
 
 SKIP = 2  # first updates, which hold the compilation
 
@@ -47,29 +47,14 @@ def choices(config: Config, available: int) -> list[Choice]:
 def measure(argv: Sequence[str], choice: Choice, updates: int, folder: Path) -> float:
     """Median steps per second of the updates after the first ones."""
     steps = load(argv).batch_size * (SKIP + updates)
-    command = [
-        sys.executable, "-m", "spmdrl.train", *argv, *choice.flags, "--run-dir", str(folder),
-        "--total-steps", str(steps), "--log.every", "1", "--log.panel", "off",
-        "--checkpoint.every", "0",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
+    length = ["--total-steps", str(steps), "--log.every", "1", "--checkpoint.every", "0"]
+    train([*argv, *choice.flags, *length], folder)
     return statistics.median(row["perf/sps"] for row in read_metrics(folder)[SKIP:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    updates = 10
-    if "--updates" in argv[:-1]:
-        at = argv.index("--updates")
-        updates = int(argv[at + 1])
-        del argv[at : at + 2]
     try:
-        if not argv or argv[0].startswith("-"):
-            raise ConfigError(
-                "usage: python -m spmdrl.tune CONFIG.py [--updates 10] [--field value ...]"
-            )
+        argv, updates = read_arguments("tune", sys.argv[1:] if argv is None else argv, 10)
         found = choices(load(argv), cores())
     except ConfigError as error:
         print(f"spmdrl: {error}", file=sys.stderr)

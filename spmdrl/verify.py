@@ -45,17 +45,38 @@ class Result:
     episode_return: float | None
 
 
-def run(config: str, flags: Sequence[str], updates: int, folder: Path) -> Path:
-    """Train into the folder; raise RuntimeError with the output if that fails."""
-    batch = load([config, *flags]).batch_size
-    command = [
-        sys.executable, "-m", "spmdrl.train", config, *flags, "--run-dir", str(folder),
-        "--total-steps", str(batch * updates), "--checkpoint.every", "1",
-        "--checkpoint.keep", str(updates + 1), "--log.panel", "off",
-    ]  # fmt: skip
+def read_arguments(tool: str, argv: Sequence[str], updates: int) -> tuple[list[str], int]:
+    """The trainer's arguments, and the value of --updates."""
+    rest = list(argv)
+    if "--updates" in rest:
+        at = rest.index("--updates")
+        value = "".join(rest[at + 1 : at + 2])
+        if not value.isdigit() or int(value) < 1:
+            raise ConfigError(f"--updates is {value!r}, but must be at least 1")
+        updates = int(value)
+        del rest[at : at + 2]
+    if not rest or rest[0].startswith("-"):
+        raise ConfigError(
+            f"usage: python -m spmdrl.{tool} CONFIG.py [--updates {updates}] [--field value ...]"
+        )
+    return rest, updates
+
+
+def train(argv: Sequence[str], folder: Path) -> None:
+    """A run into the folder, silent; raise RuntimeError with its output if it fails."""
+    command = [sys.executable, "-m", "spmdrl.train", *argv, "--run-dir", str(folder)]
+    command += ["--log.panel", "off"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+
+
+def run(config: str, flags: Sequence[str], updates: int, folder: Path) -> Path:
+    """Train into the folder; raise RuntimeError with the output if that fails."""
+    batch = load([config, *flags]).batch_size
+    length = ["--total-steps", str(batch * updates)]
+    saves = ["--checkpoint.every", "1", "--checkpoint.keep", str(updates + 1)]
+    train([config, *flags, *length, *saves], folder)
     return folder
 
 
@@ -108,17 +129,8 @@ def line(result: Result) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    updates = 20
-    if "--updates" in argv:
-        at = argv.index("--updates")
-        updates = int(argv[at + 1])
-        del argv[at : at + 2]
     try:
-        if not argv or argv[0].startswith("-"):
-            raise ConfigError(
-                "usage: python -m spmdrl.verify CONFIG.py [--updates 20] [--field value ...]"
-            )
+        argv, updates = read_arguments("verify", sys.argv[1:] if argv is None else argv, 20)
         config, flags = argv[0], argv[1:]
         deterministic = load(argv).sync.deterministic
     except ConfigError as error:

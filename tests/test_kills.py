@@ -15,6 +15,7 @@ from kills import run_trials
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_runs_end_like_the_one_that_was_not(ranks, tmp_path):
-    trials = run_trials(2, ranks, tmp_path, first_seed=ranks)
-    assert sum(t.kills for t in trials) >= 1  # a fast run may end before it can be killed
+    # Seeds that kill by the update reached: by the clock, a fast run may be over before.
+    trials = run_trials(2, ranks, tmp_path, first_seed=5)
+    assert sum(t.kills for t in trials) >= 2
     assert all(t.held for t in trials)

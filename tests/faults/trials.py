@@ -115,21 +115,15 @@ def _kill_later(marks: Path, rank: int, rng: random.Random) -> None:
 
 def _end_orphans(marks: Path) -> int:
     """Ranks that outlived the job, a moment later; none should."""
+    from spmdrl.safety import is_running
+
     deadline, left = time.time() + 2.0, [int(p.read_text()) for p in marks.glob("pid-*")]
     while left and time.time() < deadline:
-        left = [pid for pid in left if _alive(pid)]
+        left = [pid for pid in left if is_running(pid)]
         time.sleep(0.05)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     return len(left)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state != "Z"
 
 
 def table(trials: list[Trial]) -> str:
