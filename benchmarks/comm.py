@@ -128,7 +128,7 @@ class Ways:
         params = replicate(params, mesh)
 
         def add(tree: Any, _: None) -> Any:
-            return sync.in_step(jax.tree.map(lambda x: x[None], tree)), None
+            return sync.in_step(jax.tree.map(lambda x: x[None], tree), tree), None
 
         def update(tree: Any) -> Any:
             return jax.lax.scan(add, tree, length=MINIBATCHES)[0]
@@ -275,20 +275,20 @@ def work(repeats: int, out: Path) -> None:
 
 def _bytes_passed(world: MeteredWorld, call: Callable[[], Any]) -> int:
     """By the arrays that this rank hands over; allreduces are read from the traced program."""
-    import spmdrl.sync
+    from spmdrl import mpi_ops
 
     traced: list[int] = []
-    own = spmdrl.sync.mpi_allreduce
+    own = mpi_ops.allreduce_after
 
-    def counted(flat: Any) -> Any:
+    def counted(flat: Any, earlier: Any) -> Any:
         traced.append(flat.size * flat.dtype.itemsize)
-        return own(flat)
+        return own(flat, earlier)
 
-    world.passed, spmdrl.sync.mpi_allreduce = 0, counted
+    world.passed, mpi_ops.allreduce_after = 0, counted
     try:
         call()
     finally:
-        spmdrl.sync.mpi_allreduce = own
+        mpi_ops.allreduce_after = own
     # The loop's body is traced once, or more often, but always with the same size.
     return world.passed + (max(traced) * MINIBATCHES if traced else 0)
 

@@ -191,7 +191,7 @@ def allreduce_call(world: Any, size: int) -> Callable[[], Any]:
 
     add = jax.jit(make_grad_sync(SyncConfig(), world, 1).in_step)
     tree = [jnp.zeros((1, size // 8)), jnp.zeros((1, size // 8))]
-    return lambda: jax.block_until_ready(add(tree))
+    return lambda: jax.block_until_ready(add(tree, None))
 
 
 def fit_all(rows: Sequence[Sequence[Any]], nodes: int) -> dict[str, Link]:

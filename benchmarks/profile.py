@@ -117,14 +117,16 @@ class Parts:
         rows, prep = rollout_specs(), prepared_specs()
 
         def prepare_all(state: Any, rollout: Any, key: Any) -> Any:
-            sums = add(moment_sums(learner, state, rollout))
+            sums = add(moment_sums(learner, state, rollout), None)
             prepared, partial_sums = prepare(learner, state, rollout, key, sums)
-            return prepared, add(partial_sums)
+            return prepared, add(partial_sums, sums)
 
         prepare_of = self.sharded(prepare_all, (P(), rows, P()), (prep, P()))
         prepared, advantages = prepare_of(self.state, self.rollout, self.key)
         gradient_of = self.sharded(
-            lambda p, r, q, a: add(gradient_sums(learner, p, r, q, a)), (P(), rows, prep, P()), P()
+            lambda p, r, q, a: add(gradient_sums(learner, p, r, q, a), None),
+            (P(), rows, prep, P()),
+            P(),
         )
         progress = replicate(begin(self.state), self.mesh)
         total = gradient_of(progress, self.rollout, prepared, advantages["powers"])

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from spmdrl import mpi_ops
 from spmdrl.launch import detect
-from spmdrl.sync import broadcast_tree, mpi_allreduce
+from spmdrl.sync import broadcast_tree
 from spmdrl.world import World, connect
 
 
@@ -58,7 +59,7 @@ def allmean(tree: Any) -> Any:
     if size() == 1:
         return tree
     flat, restore = jax.flatten_util.ravel_pytree(tree)
-    return restore(mpi_allreduce(flat) / size())
+    return restore(mpi_ops.allreduce(flat) / size())
 
 
 def gather_batch(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:

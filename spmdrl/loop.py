@@ -5,6 +5,7 @@ Public names: `train`, `Stopped`.
 
 from __future__ import annotations
 
+import gc
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -88,8 +89,8 @@ def train(
             key = replicate(jax.random.fold_in(update_key, step), mesh)
             state, metrics = update(state, rollout, key)
             metrics = jax.device_get(metrics)
-        if step == first and topology.local_rank == 0:
-            publish()
+        if step == first:
+            settle_process(topology)
         guard.check(metrics.pop("bad_places"), step)
         stats.add(*gather_episodes(world, episodes))
         comm.tick(step)
@@ -116,6 +117,18 @@ def train(
     collector.close()
     speed = Speed(updates=last - first, seconds=time.perf_counter() - started)
     return summarize(config, world, devices, state, stats, speed)
+
+
+def settle_process(topology: Topology) -> None:
+    """Once everything is compiled: keep the programs, and their traces out of every collection.
+
+    Python's collector would walk the hundred thousands of objects of jax's tracing again and
+    again, on one rank while the others wait.
+    """
+    if topology.local_rank == 0:
+        publish()
+    gc.collect()
+    gc.freeze()
 
 
 def header(config: Config, world: World, devices: int, collector: Collector) -> str:

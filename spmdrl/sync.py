@@ -1,4 +1,4 @@
-"""Adding up over devices and ranks; the only importer of mpi4jax.
+"""Adding up over devices and ranks.
 
 Two slots: `in_step` is traced inside the compiled update, `between` runs between two compiled
 calls. What travels is one flat vector of sums. Public names: `GradSync`, `make_grad_sync`,
@@ -11,6 +11,7 @@ import collections
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,20 +20,23 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
+from spmdrl import mpi_ops
 from spmdrl.config import Config, SyncConfig
 from spmdrl.mesh import AXIS, on_device
 from spmdrl.types import TrainState
 from spmdrl.world import World
 
 Tree = Any
-Reduce = Callable[[Tree], Tree]
+# What to add up, and an earlier answer (None at first) that this call must not overtake.
+Reduce = Callable[[Tree, Tree], Tree]
 
 
 @dataclass(frozen=True)
 class GradSync:
     """How partial sums, each with a leading axis of shards, become the global sum.
 
-    The sum is `in_step(partial)`, or `between(in_step(partial))` where the second slot is used.
+    The sum is `in_step(partial, earlier)`, or `between(in_step(partial, None), earlier)` where the
+    second slot is used; `earlier` is the sum before, which must be complete first on every rank.
     """
 
     in_step: Reduce
@@ -57,34 +61,25 @@ def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
     if config.strategy == "gather" or world.size == 1:
         return GradSync(_sum_devices(config), None, devices, 0)
     places, first = devices * world.size, world.rank * devices
-    if devices == 1 and _mpi_reaches_device():
+    if devices == 1 and mpi_ops.reaches_device():
         return GradSync(_sum_ranks(config), None, places, first, mpi_in_step=True)
     keep = _gather_devices if config.deterministic else _partial_sum_devices
     return GradSync(keep, jax.jit(_sum_ranks(config)), places, first)
 
 
-def _mpi_reaches_device() -> bool:
-    """Whether mpi4jax can be called inside a program on the default device."""
-    if jax.default_backend() == "cpu":
-        return True
-    import mpi4jax
-
-    return bool(mpi4jax.has_cuda_support())
-
-
 def _sum_devices(config: SyncConfig) -> Reduce:
     if config.deterministic:
-        return lambda tree: _ordered_sum(_gather_devices(tree))
-    return lambda tree: jax.lax.psum(_local_sum(tree), AXIS)
+        return lambda tree, earlier: _ordered_sum(_gather_devices(tree, earlier))
+    return lambda tree, earlier: jax.lax.psum(_local_sum(tree), AXIS)
 
 
 def _sum_processes(config: SyncConfig) -> Reduce:
     """As one vector: between processes every array would cost a round of messages of its own."""
     add = _sum_devices(config)
 
-    def add_flat(tree: Tree) -> Tree:
+    def add_flat(tree: Tree, earlier: Tree) -> Tree:
         rows, restore = _flatten_shards(tree)
-        return restore(add(rows))
+        return restore(add(rows, earlier))
 
     return add_flat
 
@@ -92,15 +87,15 @@ def _sum_processes(config: SyncConfig) -> Reduce:
 def _sum_ranks(config: SyncConfig) -> Reduce:
     """One flat vector over the network."""
     if config.deterministic:
-        return lambda tree: _ordered_sum(_gather_ranks(tree))
-    return lambda tree: _allreduce_flat(_local_sum(tree))
+        return lambda tree, earlier: _ordered_sum(_gather_ranks(tree, earlier))
+    return lambda tree, earlier: _allreduce_flat(_local_sum(tree), earlier)
 
 
 def _local_sum(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.sum(0), tree)
 
 
-def _partial_sum_devices(tree: Tree) -> Tree:
+def _partial_sum_devices(tree: Tree, earlier: Tree) -> Tree:
     return jax.tree.map(lambda x: x[None], jax.lax.psum(_local_sum(tree), AXIS))
 
 
@@ -116,7 +111,7 @@ def _ordered_sum(tree: Tree) -> Tree:
     return jax.tree.map(add, tree)
 
 
-def _gather_devices(tree: Tree) -> Tree:
+def _gather_devices(tree: Tree, earlier: Tree) -> Tree:
     return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, axis=0, tiled=True), tree)
 
 
@@ -126,42 +121,15 @@ def _flatten_shards(tree: Tree) -> tuple[jax.Array, Callable[[jax.Array], Tree]]
     return jax.vmap(lambda t: ravel_pytree(t)[0])(tree), restore
 
 
-def _allreduce_flat(tree: Tree) -> Tree:
+def _allreduce_flat(tree: Tree, earlier: Tree) -> Tree:
     flat, restore = ravel_pytree(tree)
-    return restore(mpi_allreduce(flat))
+    return restore(mpi_ops.allreduce_after(flat, earlier))
 
 
-def _gather_ranks(tree: Tree) -> Tree:
+def _gather_ranks(tree: Tree, earlier: Tree) -> Tree:
     """The shards of all ranks along the first axis, as one message."""
     rows, restore = _flatten_shards(tree)
-    gathered = mpi_allgather(rows).reshape(-1, rows.shape[-1])
-    return jax.vmap(restore)(gathered)
-
-
-def mpi_allreduce(flat: jax.Array) -> jax.Array:
-    import mpi4jax
-    from mpi4py import MPI
-
-    return mpi4jax.allreduce(flat, op=MPI.SUM, comm=_mpi4jax_comm())
-
-
-def mpi_allgather(x: jax.Array) -> jax.Array:
-    import mpi4jax
-
-    return mpi4jax.allgather(x, comm=_mpi4jax_comm())
-
-
-_COMM: Any = None
-
-
-def _mpi4jax_comm() -> Any:
-    """A communicator of its own, never shared with mpi4py's calls."""
-    global _COMM
-    if _COMM is None:
-        from mpi4py import MPI
-
-        _COMM = MPI.COMM_WORLD.Clone()
-    return _COMM
+    return jax.vmap(restore)(mpi_ops.allgather_after(rows, earlier))
 
 
 def broadcast_tree(world: World, tree: Tree) -> Tree:
@@ -197,7 +165,7 @@ class CommMeter:
         if world.size > 1 and config.sync.strategy == "allreduce":
             cpu = jax.local_devices(backend="cpu")[0]
             self._vector = jax.device_put(np.zeros(self._floats, np.float32), cpu)
-            self._probe = jax.jit(mpi_allreduce)
+            self._probe = jax.jit(partial(mpi_ops.allreduce_after, earlier=None))
 
     def tick(self, step: int) -> None:
         """Called once an update, on every rank."""

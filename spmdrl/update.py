@@ -88,14 +88,13 @@ def _fused(learner: Learner, mesh: Mesh) -> Update:
     add = learner.sync.in_step
 
     def update(state: TrainState, rollout: Rollout, key: Array) -> Any:
-        prepared, partial = prepare(
-            learner, state, rollout, key, add(moment_sums(learner, state, rollout))
-        )
-        advantages = add(partial)
+        sums = add(moment_sums(learner, state, rollout), None)
+        prepared, partial = prepare(learner, state, rollout, key, sums)
+        advantages = add(partial, sums)
 
         def step(progress: Progress, _: None) -> tuple[Progress, dict[str, Array]]:
             partial = gradient_sums(learner, progress, rollout, prepared, advantages["powers"])
-            return apply_gradient(learner, progress, add(partial))
+            return apply_gradient(learner, progress, add(partial, advantages))
 
         progress, reports = jax.lax.scan(step, begin(state), length=learner.num_gradients)
         return finish(learner, progress, prepared, advantages["fit"], reports)
@@ -125,28 +124,31 @@ def _staged(learner: Learner, mesh: Mesh) -> Update:
 
     def prepare_stage(state: Any, rollout: Any, key: Any, sums: Any) -> Any:
         prepared, partial = prepare(learner, state, rollout, key, sums)
-        return prepared, add(partial)
+        return prepared, add(partial, None)
 
-    moments_of = compiled(lambda s, r: add(moment_sums(learner, s, r)), (P(), rows), P())
+    moments_of = compiled(lambda s, r: add(moment_sums(learner, s, r), None), (P(), rows), P())
     prepare_of = compiled(prepare_stage, (P(), rows, P(), P()), (prep, P()))
     gradient_of = compiled(
-        lambda p, r, q, a: add(gradient_sums(learner, p, r, q, a)), (P(), rows, prep, P()), P()
+        lambda p, r, q, a: add(gradient_sums(learner, p, r, q, a), None),
+        (P(), rows, prep, P()),
+        P(),
     )
     apply = jax.jit(lambda p, g: apply_gradient(learner, p, g), donate_argnums=0)
     finish_of = compiled(lambda p, q, f, r: finish(learner, p, q, f, r), (P(), prep, P(), P()), P())
     device = mesh.local_devices[0]
 
-    def total(tree: Any) -> Any:
-        return replicate(between(on_device(tree, device)), mesh)
+    def total(tree: Any, earlier: Any) -> Any:
+        return replicate(between(*on_device((tree, earlier), device)), mesh)
 
     def update(state: TrainState, rollout: Rollout, key: Array) -> Any:
         key = replicate(key, mesh)
-        prepared, partial = prepare_of(state, rollout, key, total(moments_of(state, rollout)))
-        advantages = total(partial)
+        sums = total(moments_of(state, rollout), None)
+        prepared, partial = prepare_of(state, rollout, key, sums)
+        advantages = total(partial, sums)
         progress, reports = replicate(begin(state), mesh), []
         for _ in range(learner.num_gradients):
             partial = gradient_of(progress, rollout, prepared, advantages["powers"])
-            progress, report = apply(progress, total(partial))
+            progress, report = apply(progress, total(partial, advantages))
             reports.append(report)
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *reports)
         return finish_of(progress, prepared, advantages["fit"], stacked)

@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "spmdrl"
 # and nothing of the trainer imports it.
 LAYERS = [
     "config", "validity", "compile_cache", "launch", "types", "moments", "mesh", "shards", "envs",
-    "nets", "algos", "world", "sync", "checkpoint", "actors", "rollout", "stages", "update",
-    "gather", "console", "metrics", "rundir", "safety", "resume", "loop", "session", "train",
+    "nets", "algos", "world", "mpi_ops", "sync", "checkpoint", "actors", "rollout", "stages",
+    "update", "gather", "console", "metrics", "rundir", "safety", "resume", "loop", "session",
+    "train",
 ]  # fmt: skip
 
 
@@ -77,13 +78,13 @@ def test_the_reading_of_imports():
     assert "session" in own_imports(MODULES["train"])  # inside a function
 
 
-def test_only_sync_imports_mpi4jax():
+def test_only_mpi_ops_imports_mpi4jax():
     importers = {
         name
         for name, file in MODULES.items()
         if any(i.partition(".")[0] == "mpi4jax" for i in imports(ast.parse(file.read_text())))
     }
-    assert importers == {"sync"}
+    assert importers == {"mpi_ops"}
 
 
 LIGHT = [
