@@ -28,8 +28,10 @@ from processes import (
 
 PACKAGES = "slurmctld slurmd slurm-client munge libpmix-dev"
 NODE_MARK = "SPMDRL_TEST_NODE"
-# Seconds of silence after which a node counts as dead; sites have minutes here.
-NODE_TIMEOUT = 5
+# Seconds of silence after which a node counts as dead; sites have minutes here. The daemons get a
+# higher priority than the jobs, or a busy machine would look dead.
+NODE_TIMEOUT = 1
+DAEMON_NICE = -15
 # Preempted jobs have this long between SIGTERM and SIGKILL.
 GRACE = 20
 # NODE_FAIL and PREEMPTED are not among them: such a job is queued again a moment later.
@@ -66,6 +68,10 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=0
 ReturnToService=2
 SlurmdTimeout={node_timeout}
+MessageTimeout=2
+TCPTimeout=1
+# Jobs have the priority of who submits them, not the daemons'.
+PropagatePrioProcess=1
 SlurmctldTimeout=30
 KillWait=3
 MinJobAge=600
@@ -146,7 +152,8 @@ class SlurmCluster:
 
     def _daemon(self, *command: str, key: str = "", **env: str) -> None:
         log = self.root / "log" / f"{key or command[0]}.out"
-        self._daemons[key or command[0]] = start_daemon(command, log, self.env | env)
+        urgent = ["nice", "-n", str(DAEMON_NICE), *command]
+        self._daemons[key or command[0]] = start_daemon(urgent, log, self.env | env)
 
     # ---------------------------------------------------------------------------------------
     # Nodes

@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "slurm").glob("*.sbatch"))
 NODES = ["--nodes=2", "--ntasks-per-node=1"]
-REACTION_S = 10  # from a disturbance to the end of the step
-GIVE_UP_S = 90  # until Slurm takes a silent node for dead; a matter of the site's settings
+REACTION_S = 10  # from a disturbance until the job has ended or is in the queue again
 START_S = 300  # of a job on a machine that has much else to do
 
 CARTPOLE = ["configs/cartpole.py", "--total-steps", "10240"]
@@ -250,14 +249,14 @@ def kill_rank(slurm, run: Submitted) -> None:
 def crash_first_node(slurm, run: Submitted) -> None:
     """Power cut where the batch script and rank 0 run."""
     slurm.crash_node(slurm.nodes_of(run.job)[0])
-    wait_for("the other rank's end", lambda: not slurm.task_ids(run.job, 1), REACTION_S)
-    slurm.wait(run.job, "PENDING", timeout=GIVE_UP_S)
+    slurm.wait(run.job, "PENDING", timeout=REACTION_S)
+    assert not slurm.task_ids(run.job, 1)
 
 
 def kill_last_daemon(slurm, run: Submitted) -> None:
     """slurmd dies where rank 1 runs; the rank itself lives on for a while."""
     slurm.kill_daemon(slurm.nodes_of(run.job)[-1])
-    slurm.wait(run.job, "PENDING", timeout=GIVE_UP_S)
+    slurm.wait(run.job, "PENDING", timeout=REACTION_S)
 
 
 FAULTS = [usr1, requeue, preempt, kill_rank, crash_first_node, kill_last_daemon]
@@ -282,7 +281,7 @@ def test_one_job_survives_everything(submit, breakable, local, sliced):
 @pytest.mark.slow
 def test_three_slices_of_time(slurm, local, sliced):
     summary = sliced.finish(2 * START_S)
-    assert slurm.restarts(sliced.job) >= 2  # more where even the start takes most of a slice
+    assert slurm.restarts(sliced.job) == 2
     assert_same(sliced, summary, local(PACED, 2))
 
 
