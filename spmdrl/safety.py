@@ -1,21 +1,25 @@
 """Loud, immediate ends instead of hangs: stop requests, a watchdog, and one traceback.
 
-Public names: `StopRequest`, `Watchdog`, `report_fault`, `is_running`.
+Public names: `StopRequest`, `Watchdog`, `start_folder`, `report_fault`, `is_running`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
 import os
+import re
 import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,7 +57,8 @@ class Watchdog:
     INTERVAL = 0.5  # seconds between two heartbeats
 
     def __init__(self, rank: int, size: int, folder: Path | None):
-        self._rank, self._size, self._folder = rank, size, folder
+        self._rank, self._size = rank, size
+        self._folder, self._earlier = folder, folder
         self._phase, self._update, self._limit = "start", 0, float("inf")
         self._since = time.monotonic()
         self._stop = threading.Event()
@@ -62,12 +67,23 @@ class Watchdog:
     def start(self) -> Watchdog:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._beat()
         # Python runs signal handlers between two lines of the main thread, which may be waiting
         # inside MPI; the number of the signal comes through this pipe at once.
         self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._thread.start()
+        atexit.register(self.stop)
         return self
+
+    def move(self, folder: Path) -> None:
+        """Keep the heartbeats there from now on, where the ranks of all hosts find them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._earlier, self._folder = self._folder, folder
+        self._beat()
+        self._forget(self._earlier)
+        if not self._thread.is_alive():
+            self.start()
 
     def enter(self, phase: str, update: int, limit: float) -> None:
         self._phase, self._update, self._limit = phase, update, limit
@@ -79,10 +95,13 @@ class Watchdog:
     def stop(self) -> None:
         """Also before a rank leaves early: others must not think that it was killed."""
         self._stop.set()
-        if self._folder is not None:
+        self._forget(self._folder)
+
+    def _forget(self, folder: Path | None) -> None:
+        if folder is not None:
             with contextlib.suppress(OSError):
-                self._file(self._rank).unlink()
-                self._folder.rmdir()
+                _file(folder, self._rank).unlink()
+                folder.rmdir()  # by the last of the ranks
 
     def _watch(self) -> None:
         while not self._stop.is_set():
@@ -98,10 +117,6 @@ class Watchdog:
         ready, _, _ = select.select([self._signals], [], [], self.INTERVAL)
         return os.read(self._signals, 100) if ready else b""
 
-    def _file(self, rank: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"rank-{rank}.json"
-
     def _beat(self) -> None:
         if self._folder is None:
             return
@@ -113,16 +128,19 @@ class Watchdog:
             "pid": os.getpid(),
         }
         with contextlib.suppress(OSError):
-            temporary = self._file(self._rank).with_suffix(".tmp")
+            file = _file(self._folder, self._rank)
+            temporary = file.with_suffix(".tmp")
             temporary.write_text(json.dumps(beat))
-            os.replace(temporary, self._file(self._rank))
+            os.replace(temporary, file)
 
     def _read(self, rank: int) -> dict[str, Any] | None:
-        try:
-            beat: dict[str, Any] = json.loads(self._file(rank).read_text())
-        except (OSError, ValueError):
+        if self._folder is None or self._earlier is None:
             return None
-        return beat
+        for folder in (self._folder, self._earlier):
+            with contextlib.suppress(OSError, ValueError):
+                beat: dict[str, Any] = json.loads(_file(folder, rank).read_text())
+                return beat
+        return None
 
     def _report_killed(self) -> None:
         """mpirun and srun end the others with TERM when one rank dies: say which, and where."""
@@ -181,6 +199,24 @@ class Watchdog:
             )
         _, rank, beat = min(found)
         return f"Rank {rank} is furthest behind: {beat['phase']} of update {beat['update']}."
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.json"
+
+
+def start_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where this host's ranks keep their heartbeats before there is a run; None if none is known.
+
+    A rank that is killed while it still imports jax shall be named too.
+    """
+    job = environ.get("PMIX_NAMESPACE")
+    if job is None and "SLURM_STEP_ID" in environ:
+        job = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+    if job is None:
+        return None
+    name = re.sub(r"[^\w.-]", "-", f"spmdrl-{os.getuid()}-{job}")
+    return Path(tempfile.gettempdir()) / name
 
 
 def is_running(pid: int) -> bool:

@@ -24,9 +24,13 @@ from spmdrl.world import World
 
 
 def run_session(
-    config: Config, topology: Topology, world: World, stop: StopRequest, argv: Sequence[str]
+    config: Config,
+    topology: Topology,
+    world: World,
+    stop: StopRequest,
+    watchdog: Watchdog,
+    argv: Sequence[str],
 ) -> int:
-    watchdog = Watchdog(world.rank, world.size, None)
     logger = NullLogger()
     run: RunDir | None = None
     try:
@@ -35,7 +39,7 @@ def run_session(
         places = handshake(config, world, argv)
         run = share_run(config, world)
         again = command_line(run.path, list(argv))
-        watchdog = Watchdog(world.rank, world.size, run.path / ".heartbeat").start()
+        watchdog.move(run.path / ".heartbeat")
         if world.is_root:
             write_status(run.path, "running")
         logger = make_logger(config, run.path, run.run_id, world.rank)

@@ -20,7 +20,7 @@ from spmdrl.config import (
 from spmdrl.envs.ids import check_id
 from spmdrl.launch import LaunchError, Topology, auto_ranks, detect, prepare_process, spawn
 from spmdrl.rundir import check_run_dir
-from spmdrl.safety import StopRequest
+from spmdrl.safety import StopRequest, Watchdog, start_folder
 from spmdrl.validity import check_extras, validate
 from spmdrl.world import World, connect
 
@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = StopRequest().listen()  # first of all: an early signal would kill the process
     try:
         topology = detect()
+        watchdog = Watchdog(topology.rank, topology.size, start_folder())
+        if topology.size > 1:
+            watchdog.start()
         world = connect(topology)
         config = shared_config(argv, topology, world)
         ranks = ranks_to_start(config, topology)
@@ -42,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     from spmdrl.session import run_session  # jax from here on
 
-    return run_session(config, topology, world, stop, argv)
+    return run_session(config, topology, world, stop, watchdog, argv)
 
 
 def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Config:

@@ -27,7 +27,7 @@ from dataclasses import replace
 from spmdrl import session
 from spmdrl.config import Config, ConfigError
 from spmdrl.launch import Topology
-from spmdrl.safety import StopRequest
+from spmdrl.safety import StopRequest, Watchdog
 from spmdrl.world import World
 
 SUMMARY = {"episode_return_mean": 1.0, "env_steps": 1, "wall_s": 1.0, "sps": 1.0}
@@ -48,7 +48,9 @@ def end(how):
 for how in ("finished", "stopped", "failed", "refused", "killed"):
     session.train = end(how)
     config = replace(Config(), run_dir=f"{sys.argv[1]}/{how}")
-    session.run_session(config, Topology(), World(), StopRequest(), ["CONFIG.py"])
+    session.run_session(
+        config, Topology(), World(), StopRequest(), Watchdog(0, 1, None), ["CONFIG.py"]
+    )
 """
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from spmdrl.launch import mpirun_command
-from spmdrl.safety import Watchdog
+from spmdrl.safety import Watchdog, start_folder
 from spmdrl.sync import odd_ones
 
 
@@ -74,6 +74,28 @@ def test_a_rank_that_left_in_order_or_lives_elsewhere_was_not_killed(tmp_path, d
     beat(tmp_path, 2, dead_pid, host="another")
     Watchdog(0, 3, tmp_path)._report_killed()  # rank 1 has no file
     assert capsys.readouterr().err == ""
+
+
+def test_a_rank_killed_before_there_is_a_run_is_named_by_one_that_has_come_further(
+    tmp_path, dead_pid, capsys
+):
+    start, run = tmp_path / "start", tmp_path / "run"
+    watchdog = Watchdog(0, 2, start)
+    start.mkdir()
+    beat(start, 0, alive())
+    beat(start, 1, dead_pid)
+    watchdog.move(run)
+    watchdog.stop()
+    assert [file.name for file in start.iterdir()] == ["rank-1.json"]
+    watchdog._report_killed()
+    assert "rank 1 of 2" in capsys.readouterr().err
+
+
+def test_ranks_of_a_host_meet_in_a_folder_of_their_job():
+    job = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
+    assert start_folder({}) is None
+    assert start_folder(job).name.endswith("-17.0")
+    assert start_folder(job | {"PMIX_NAMESPACE": "prterun-a@1"}).name.endswith("-prterun-a-1")
 
 
 # ---------------------------------------------------------------------------------------------
