@@ -121,6 +121,8 @@ def test_a_run_directory_that_vanished_ends_the_run(tmp_path):
     run_dir = tmp_path / "run"
     job = start(run_dir)
     wait_for_rows(run_dir, 50)
+    while not (run_dir / "checkpoints" / "update-00000040").exists():  # written in the background
+        time.sleep(0.01)
     run_dir.rename(tmp_path / "elsewhere")
     output, _ = job.communicate(timeout=100)
     assert job.returncode == 1
