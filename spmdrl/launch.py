@@ -199,7 +199,14 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, hand_on)
     code = child.wait()
-    return 128 - code if code < 0 else code
+    code = 128 - code if code < 0 else code
+    if code == 128 + signal.SIGKILL:
+        print(
+            "spmdrl: a rank was killed (kill -9, or the machine ran out of memory). If nothing "
+            "above says which, it was in phase start",
+            file=sys.stderr,
+        )
+    return code
 
 
 def _end_with_parent() -> None:

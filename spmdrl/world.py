@@ -6,6 +6,7 @@ Public names: `World`, `connect`.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
@@ -180,9 +181,20 @@ def _start_mpi() -> Any:
     if not MPI.Is_initialized():
         together = threading.Event()
         threading.Thread(target=_say_waiting, args=(together,), daemon=True).start()
-        MPI.Init_thread()
+        _init(MPI)
         together.set()
     return MPI
+
+
+def _init(MPI: Any) -> None:
+    """MPI_Init_thread, which waits for all ranks, without keeping other threads from running.
+
+    mpi4py's own holds Python's lock meanwhile: nobody could say that ranks are missing.
+    """
+    library, provided = ctypes.CDLL(MPI.__file__), ctypes.c_int()
+    code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+    if code != MPI.SUCCESS:
+        raise LaunchError(f"MPI_Init_thread: {MPI.Get_error_string(code)}")
 
 
 def _say_waiting(together: threading.Event) -> None:

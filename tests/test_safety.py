@@ -123,6 +123,25 @@ def meet(late: float, limit: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+EARLY = """
+import time
+from spmdrl import world as w
+from spmdrl.launch import detect
+w.SAY_EVERY_S = 0.3
+topology = detect()
+time.sleep(2.0 * topology.rank)
+w.connect(topology)
+print("together", flush=True)
+"""
+
+
+def test_waiting_is_said_while_mpi_itself_waits_for_a_process():
+    command = [*mpirun_command(2), sys.executable, "-c", EARLY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    before, _, _ = done.stdout.partition("together")
+    assert before.count("waiting for MPI: some ranks have not started") > 3, done.stdout
+
+
 def test_late_ranks_are_named_while_the_others_wait():
     done = meet(late=1.0, limit=30.0)
     assert done.returncode == 0, done.stderr
