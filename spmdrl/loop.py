@@ -58,7 +58,8 @@ def train(
     update = make_update(config, collector.policy, sync, mesh)
     if config.sync.strategy == "gather":
         update = gathered(update, world, mesh)
-    init_key, act_key, update_key = jax.random.split(jax.random.PRNGKey(config.seed), 3)
+    init_key, *keys = jax.random.split(jax.random.PRNGKey(config.seed), 3)
+    act_key, update_key = replicate(keys, mesh)
     first_obs = np.asarray(collector.actors[0].state.obs)[0]
     init = jax.jit(partial(init_train_state, config, collector.policy, collector.spec))
     state = init(init_key, first_obs)
@@ -79,15 +80,13 @@ def train(
         limit = limits.start_timeout_s if step == first else limits.phase_timeout_s
         watchdog.enter("collect", step, limit)
         with timer("collect"):
-            key = replicate(jax.random.fold_in(act_key, step), mesh)
-            rollout, episodes = collector.collect(state, key)
+            rollout, episodes = collector.collect(state, act_key)
         watchdog.enter("wait", step, limit)
         with timer("wait"):
             world.barrier()
         watchdog.enter("update", step, limit)
         with timer("update"):
-            key = replicate(jax.random.fold_in(update_key, step), mesh)
-            state, metrics = update(state, rollout, key)
+            state, metrics = update(state, rollout, update_key)
             metrics = jax.device_get(metrics)
         if step == first:
             settle_process(topology)

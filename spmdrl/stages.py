@@ -116,7 +116,9 @@ def prepare(
     prepared = Prepared(
         advantage=advantage,
         target=advantage + rollout.value,
-        order=step_order(key, rollout.env_ids, algo.epochs, algo.num_steps),
+        order=step_order(
+            jax.random.fold_in(key, state.step), rollout.env_ids, algo.epochs, algo.num_steps
+        ),
         obs_moments=obs_moments,
         reward_moments=reward_moments,
         bad=sums["bad"],
