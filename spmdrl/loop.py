@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from spmdrl.compile_cache import publish
 from spmdrl.config import Config
 from spmdrl.gather import gathered
-from spmdrl.launch import Topology, threads_per_rank
+from spmdrl.launch import Topology, settings, threads_per_rank
 from spmdrl.mesh import global_devices, local_devices, make_mesh, replicate, settle
 from spmdrl.metrics import EpisodeStats, Every, NullLogger, Row, Timer
 from spmdrl.nets import make_policy
@@ -70,6 +70,7 @@ def train(
     guard = NotFinite(config.sync, devices)
 
     logger.info(header(config, world, devices, collector))
+    logger.info(f"rank {world.rank}: {settings(threads_of(config, topology))}")
     first, last = int(state.step), config.num_updates
     should_log, should_save = Every(config.log.every, last), Every(config.checkpoint.every, last)
     should_check, should_renew = (
