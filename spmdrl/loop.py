@@ -27,6 +27,7 @@ from spmdrl.rundir import RunDir
 from spmdrl.safety import StopRequest, Watchdog
 from spmdrl.shards import ids_of_ranks, shards_in
 from spmdrl.sync import CommMeter, NotFinite, assert_in_sync, broadcast_tree, make_grad_sync
+from spmdrl.types import TrainState
 from spmdrl.update import init_train_state, make_update, params_sha256
 from spmdrl.world import World
 
@@ -81,13 +82,16 @@ def train(
         limit = limits.start_timeout_s if step == first else limits.phase_timeout_s
         watchdog.enter("collect", step, limit)
         with timer("collect"):
-            rollout, episodes = collector.collect(state, act_key)
+            rollout, episodes = collector.collect(state.acting(), act_key)
         watchdog.enter("wait", step, limit)
         with timer("wait"):
             world.barrier()
         watchdog.enter("update", step, limit)
         with timer("update"):
+            before = state
             state, metrics = update(state, rollout, update_key)
+            if config.overlap and step + 1 < last and not should_renew(step):
+                collector.collect_ahead(next_step(before), act_key)
             metrics = jax.device_get(metrics)
         if step == first:
             settle_process(topology)
@@ -117,6 +121,12 @@ def train(
     collector.close()
     speed = Speed(updates=last - first, seconds=time.perf_counter() - started)
     return summarize(config, world, devices, state, stats, speed)
+
+
+@jax.jit
+def next_step(state: TrainState) -> TrainState:
+    """The same model, for the rollout of the next update."""
+    return state.replace(step=state.step + 1, opt_state=(), behind=())
 
 
 def settle_process(topology: Topology) -> None:

@@ -34,6 +34,15 @@ class Episodes:
     lengths: np.ndarray
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A rollout that waits for its update, and the actors' state before it."""
+
+    state: dict[str, np.ndarray]
+    rollout: Rollout
+    episodes: Episodes
+
+
 class Stopwatch:
     """Seconds spent under each name since the last reading."""
 
@@ -76,6 +85,7 @@ class Collector:
         self._shards = shards
         self._blocks = [ids[p.start : p.stop] for p in split_ids(len(ids), len(self._devices))]
         self._actions: list[np.ndarray] = []
+        self._ahead: Ahead | None = None
         self.watch = Stopwatch()
         self.actors: list[Any] = []  # all ScanActor or all LoopActor
         self.renew(generation=0)
@@ -83,7 +93,7 @@ class Collector:
     def renew(self, generation: int) -> None:
         """Make all environments anew; episodes under way are cut."""
         self.close()
-        self._actions = []
+        self._actions, self._ahead = [], None
         self.actors = [
             self._make_actor(device, ids, generation)
             for device, ids in zip(self._devices, self._blocks, strict=True)
@@ -113,8 +123,16 @@ class Collector:
 
     # -- stepping
 
+    def collect_ahead(self, state: TrainState, key: Array) -> None:
+        """Let the next `collect` find its rollout done; checkpoints keep what was before it."""
+        before = self.named_state()
+        self._ahead = Ahead(before, *self.collect(state, key))
+
     def collect(self, state: TrainState, key: Array) -> tuple[Rollout, Episodes]:
         """T steps of every environment with the given parameters."""
+        if self._ahead is not None:
+            done, self._ahead = self._ahead, None
+            return done.rollout, done.episodes
         inputs = (variables_of(state.params, state.obs_moments), key, state.step)
         copies = [on_device(inputs, device) for device in self._devices]
         if isinstance(self.actors[0], ScanActor):
@@ -164,13 +182,16 @@ class Collector:
     # -- what a checkpoint keeps; environments along the first axis
 
     def named_state(self) -> dict[str, np.ndarray]:
-        """The actors' state by name."""
+        """The actors' state by name, before what was collected ahead."""
+        if self._ahead is not None:
+            return self._ahead.state
         states = [jax.tree.map(np.asarray, actor.state) for actor in self.actors]
         return to_named(jax.tree.map(lambda *x: np.concatenate(x), *states))
 
     def take_actions(self) -> np.ndarray:
         """`[B, steps, ...]` actions since the last call, or since the environments were made."""
-        taken, self._actions = self._actions, []
+        count = len(self._actions) - (self._ahead is not None)  # one entry a rollout
+        taken, self._actions = self._actions[:count], self._actions[count:]
         if not taken:
             return np.empty((sum(map(len, self._blocks)), 0), np.uint8)
         # In C order: safetensors writes the memory as it lies.
