@@ -7,6 +7,8 @@ Public names: `ActorState`, `ScanActor`, `LoopActor`, `transform_reward`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,8 +67,9 @@ def transform_reward(kind: str, reward: Array) -> Array:
 # Pieces shared by both ways of stepping
 
 
-def draw_noise(policy: Policy, key: Array, env_ids: Array, num_steps: int) -> Array:
-    """`[T, B, ...]` noise of a whole rollout, keyed by the global environment id."""
+def draw_noise(policy: Policy, key: Array, update: Array, env_ids: Array, num_steps: int) -> Array:
+    """`[T, B, ...]` noise of a whole rollout, keyed by update and global environment id."""
+    key = jax.random.fold_in(key, update)
     draw = jax.vmap(lambda g: policy.dist.noise(jax.random.fold_in(key, g), (num_steps,)))
     return jnp.swapaxes(draw(env_ids), 0, 1)
 
@@ -154,13 +157,15 @@ class ScanActor:
     def __init__(self, config: Config, policy: Policy, env: EnvBatch, ids: Array, shards: int):
         xla = env.xla()
         assert xla is not None
-        self.env, self.env_ids = env, ids
+        self.env, self.env_ids, self.num_envs = env, ids, env.num_envs
         self._device = next(iter(ids.devices()))
         self._handle = jax.device_put(xla.handle, self._device)
         self.place(initial_state(env, policy))
 
-        def collect(handle: Any, variables: Any, before: ActorState, key: Array) -> Any:
-            noise = draw_noise(policy, key, ids, config.algo.num_steps)
+        def collect(
+            handle: Any, variables: Any, before: ActorState, key: Array, update: Array
+        ) -> Any:
+            noise = draw_noise(policy, key, update, ids, config.algo.num_steps)
 
             def step(loop: Any, noise_t: Array) -> tuple[Any, Steps]:
                 handle, s = loop
@@ -176,13 +181,23 @@ class ScanActor:
 
         self._collect = jax.jit(collect)
 
+    def step(self, action: np.ndarray) -> np.ndarray:
+        """Step the environments with given actions; the observations."""
+        self.env.send(action)
+        return self.env.recv().obs
+
+    def close(self) -> None:
+        self.env.close()
+
     def place(self, state: ActorState) -> None:
         # On the device from the start: the compiled program would be made twice otherwise.
         self.state = jax.device_put(state, self._device)
 
-    def collect(self, variables: Any, key: Array) -> tuple[Rollout, dict[str, Array]]:
+    def collect(
+        self, variables: Any, key: Array, update: Array
+    ) -> tuple[Rollout, dict[str, Array]]:
         with jax.enable_x64(self.env.needs_x64):
-            out = self._collect(self._handle, variables, self.state, key)
+            out = self._collect(self._handle, variables, self.state, key, update)
         self._handle, self.state, rollout, episodes = out
         return rollout, episodes
 
@@ -229,59 +244,110 @@ def next_state(s: ActorState, carry: Carry, answer: TimeStep) -> ActorState:
 
 
 class LoopActor:
-    """One device's environments, a step to a call."""
+    """One device's environments, a step to a call, in one or two halves.
 
-    def __init__(self, config: Config, policy: Policy, env: EnvBatch, ids: Array, shards: int):
-        self.env, self.env_ids = env, ids
-        self.state = initial_state(env, policy)
-        num_steps = config.algo.num_steps
+    While one half is simulated, the device can think for the other. What crosses between host and
+    device does so by explicit calls, so that jax's transfer guard finds what should not.
+    """
+
+    def __init__(
+        self, config: Config, policy: Policy, envs: Sequence[EnvBatch], ids: Array, shards: int
+    ):
+        self.env_ids, self.num_envs = ids, len(ids)
+        self._device = next(iter(ids.devices()))
+        size, num_steps = len(ids) // len(envs), config.algo.num_steps
+        cuts = [slice(i * size, (i + 1) * size) for i in range(len(envs))]
+
+        def noise(key: Array, update: Array) -> list[Array]:
+            whole = draw_noise(policy, key, update, ids, num_steps)
+            return [whole[:, cut] for cut in cuts]
 
         def act_at(
             variables: Any, carry: Carry, obs: Array, first: Array, noise: Array, t: Array
         ) -> Any:
-            return act(policy, shards, variables, carry, obs, first, noise[t])
+            return act(policy, max(1, shards // len(envs)), variables, carry, obs, first, noise[t])
 
-        self._noise = jax.jit(lambda key: draw_noise(policy, key, ids, num_steps))
-        self._act = jax.jit(act_at)
+        self._noise, act_compiled = jax.jit(noise), jax.jit(act_at)
+        self.halves = [
+            Half(env, cut, act_compiled, self._device) for env, cut in zip(envs, cuts, strict=True)
+        ]
+        self.place(_side_by_side([initial_state(env, policy) for env in envs]))
         self._finish = jax.jit(
             lambda before, steps, after: finish_rollout(config, ids, before, steps, after)
         )
+        self._rows_of = partial(empty_rows, num_steps, self.num_envs)
 
     def place(self, state: ActorState) -> None:
         self.state = jax.tree.map(np.asarray, state)
 
-    def start(self, variables: Any, key: Array) -> None:
-        self._variables, self._noise_now = variables, self._noise(key)
-        self._before, self._rows = self.state, None
+    def step(self, action: np.ndarray) -> np.ndarray:
+        """Step the environments with given actions; the observations."""
+        for half in self.halves:
+            half.env.send(action[half.rows])
+        return np.concatenate([half.env.recv().obs for half in self.halves])
+
+    def start(self, variables: Any, key: Array, update: Array) -> None:
+        self._steps: Steps | None = None
+        for half, noise in zip(self.halves, self._noise(key, update), strict=True):
+            half.start(jax.tree.map(lambda x, h=half: x[h.rows], self.state), variables, noise)
+
+    def receive(self, half: Half, t: int) -> None:
+        """Wait for the half's simulation and keep the row."""
+        row = half.receive()
+        if self._steps is None:
+            self._steps = self._rows_of(row)
+        for name in Steps.__dataclass_fields__:
+            getattr(self._steps, name)[t, half.rows] = getattr(row, name)
+
+    def finish(self) -> tuple[Rollout, dict[str, Array]]:
+        after = _side_by_side([jax.device_get(half.state) for half in self.halves])
+        parts = jax.device_put((self.state, self._steps, after), self._device)
+        state, rollout, episodes = self._finish(*parts)
+        self.place(jax.device_get(state))
+        return rollout, episodes
+
+    def close(self) -> None:
+        for half in self.halves:
+            half.env.close()
+
+
+class Half:
+    """Environments that are stepped together, and where they are."""
+
+    def __init__(self, env: EnvBatch, rows: slice, act: Any, device: jax.Device):
+        self.env, self.rows, self._act, self._device = env, rows, act, device
+
+    def start(self, state: ActorState, variables: Any, noise: Array) -> None:
+        carry = jax.device_put(state.carry, self._device)
+        self.state, self._variables, self._noise = state.replace(carry=carry), variables, noise
 
     def think(self, t: int) -> None:
         """Dispatch inference for step t; returns before it is done."""
         s = self.state
-        self._thought = self._act(
-            self._variables, s.carry, s.obs, s.first, self._noise_now, np.int32(t)
-        )
+        obs, first, now = jax.device_put((s.obs, s.first, np.int32(t)), self._device)
+        self._thought = self._act(self._variables, s.carry, obs, first, self._noise, now)
 
     def send(self) -> None:
         """Wait for the inference and start the simulation."""
-        carry, *answers = self._thought
-        self._decision = [np.asarray(x) for x in answers]
-        self._carry = carry
+        self._carry, *answers = self._thought
+        self._decision = jax.device_get(answers)
         self.env.send(self._decision[0])
 
-    def receive(self, t: int, num_steps: int) -> None:
-        """Wait for the simulation and keep the row."""
+    def receive(self) -> Steps:
+        """Wait for the simulation."""
         answer = self.env.recv()
         action, log_prob, value = self._decision
         row = make_row(self.state, action, log_prob, value, answer)
-        if self._rows is None:
-            self._rows = jax.tree.map(
-                lambda x: np.empty((num_steps, *x.shape), np.asarray(x).dtype), row
-            )
-        for name in Steps.__dataclass_fields__:
-            getattr(self._rows, name)[t] = getattr(row, name)
         self.state = next_state(self.state, self._carry, answer)
+        return row
 
-    def finish(self) -> tuple[Rollout, dict[str, Array]]:
-        self.state, rollout, episodes = self._finish(self._before, self._rows, self.state)
-        self.place(self.state)
-        return rollout, episodes
+
+def empty_rows(num_steps: int, num_envs: int, row: Steps) -> Steps:
+    """Room for a rollout of rows like this one."""
+    return jax.tree.map(
+        lambda x: np.empty((num_steps, num_envs, *np.shape(x)[1:]), np.asarray(x).dtype), row
+    )
+
+
+def _side_by_side(states: Sequence[ActorState]) -> ActorState:
+    return jax.tree.map(lambda *x: np.concatenate(x), *states)

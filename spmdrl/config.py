@@ -193,6 +193,9 @@ class Config:
     """Ranks to start on this machine; auto: one a core."""
     devices: int = 0
     """Devices of each rank; 0 takes one on CPU and all visible ones on GPU."""
+    overlap: bool = False
+    """Collect the next rollout while learning from this one, with the parameters of one update
+    before. Changes what is learned; for simulators that keep an accelerator waiting."""
     restart: bool = False
     """Move an existing run directory aside and begin anew, instead of going on."""
 

@@ -1,7 +1,8 @@
 """Who am I, who started me, and the settings that must be in place before jax is imported.
 
 Ranks come from mpirun, srun or `--nprocs`; nobody is started twice. Nothing here imports jax or
-MPI. Public names: `Topology`, `detect`, `spawn`, `prepare_process`, `LaunchError`.
+MPI. Public names: `Topology`, `detect`, `spawn`, `prepare_process`, `settings`,
+`LaunchError`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -143,8 +144,49 @@ def prepare_process(topology: Topology, devices: int, deterministic: bool = Fals
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # OpenBLAS, which initialises the networks, would spin on all cores at once for every rank.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _keep_freed_memory()
     _own_gpus(topology, devices)
     open_cache()
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+_MALLOC_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+
+
+def _keep_freed_memory() -> None:
+    """Have malloc keep what a program frees: the next one needs as much at once.
+
+    Else each update gives its large temporaries back to the kernel, which clears every page again
+    before it hands them out. Whoever sets malloc's own variables knows better.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in os.environ for name in _MALLOC_VARIABLES):
+        return
+    most = 2**31 - 1
+    mallopt(_M_MMAP_THRESHOLD, most)
+    mallopt(_M_TRIM_THRESHOLD, most)
+
+
+def settings(threads: int) -> str:
+    """What holds for this process, for the log; each can be set in the environment instead."""
+    shown = [f"{threads} simulation thread(s)", f"cores {_ranges(os.sched_getaffinity(0))}"]
+    shown += [
+        f"{name}={os.environ[name]}"
+        for name in ("XLA_FLAGS", "OPENBLAS_NUM_THREADS", *_MALLOC_VARIABLES)
+        if os.environ.get(name)
+    ]
+    return ", ".join(shown)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0-3,8 for 0, 1, 2, 3 and 8."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
 
 
 def _own_gpus(topology: Topology, devices: int) -> None:

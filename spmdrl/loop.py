@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from spmdrl.compile_cache import publish
 from spmdrl.config import Config
 from spmdrl.gather import gathered
-from spmdrl.launch import Topology, threads_per_rank
+from spmdrl.launch import Topology, settings, threads_per_rank
 from spmdrl.mesh import global_devices, local_devices, make_mesh, replicate, settle
 from spmdrl.metrics import EpisodeStats, Every, NullLogger, Row, Timer
 from spmdrl.nets import make_policy
@@ -27,6 +27,7 @@ from spmdrl.rundir import RunDir
 from spmdrl.safety import StopRequest, Watchdog
 from spmdrl.shards import ids_of_ranks, shards_in
 from spmdrl.sync import CommMeter, NotFinite, assert_in_sync, broadcast_tree, make_grad_sync
+from spmdrl.types import TrainState
 from spmdrl.update import init_train_state, make_update, params_sha256
 from spmdrl.world import World
 
@@ -58,7 +59,8 @@ def train(
     update = make_update(config, collector.policy, sync, mesh)
     if config.sync.strategy == "gather":
         update = gathered(update, world, mesh)
-    init_key, act_key, update_key = jax.random.split(jax.random.PRNGKey(config.seed), 3)
+    init_key, *keys = jax.random.split(jax.random.PRNGKey(config.seed), 3)
+    act_key, update_key = replicate(keys, mesh)
     first_obs = np.asarray(collector.actors[0].state.obs)[0]
     init = jax.jit(partial(init_train_state, config, collector.policy, collector.spec))
     state = init(init_key, first_obs)
@@ -69,6 +71,7 @@ def train(
     guard = NotFinite(config.sync, devices)
 
     logger.info(header(config, world, devices, collector))
+    logger.info(f"rank {world.rank}: {settings(threads_of(config, topology))}")
     first, last = int(state.step), config.num_updates
     should_log, should_save = Every(config.log.every, last), Every(config.checkpoint.every, last)
     should_check, should_renew = (
@@ -79,15 +82,16 @@ def train(
         limit = limits.start_timeout_s if step == first else limits.phase_timeout_s
         watchdog.enter("collect", step, limit)
         with timer("collect"):
-            key = replicate(jax.random.fold_in(act_key, step), mesh)
-            rollout, episodes = collector.collect(state, key)
+            rollout, episodes = collector.collect(state.acting(), act_key)
         watchdog.enter("wait", step, limit)
         with timer("wait"):
             world.barrier()
         watchdog.enter("update", step, limit)
         with timer("update"):
-            key = replicate(jax.random.fold_in(update_key, step), mesh)
-            state, metrics = update(state, rollout, key)
+            before = state
+            state, metrics = update(state, rollout, update_key)
+            if config.overlap and step + 1 < last and not should_renew(step):
+                collector.collect_ahead(next_step(before), act_key)
             metrics = jax.device_get(metrics)
         if step == first:
             settle_process(topology)
@@ -117,6 +121,12 @@ def train(
     collector.close()
     speed = Speed(updates=last - first, seconds=time.perf_counter() - started)
     return summarize(config, world, devices, state, stats, speed)
+
+
+@jax.jit
+def next_step(state: TrainState) -> TrainState:
+    """The same model, for the rollout of the next update."""
+    return state.replace(step=state.step + 1, opt_state=(), behind=())
 
 
 def settle_process(topology: Topology) -> None:

@@ -134,9 +134,7 @@ class Saver:
         }
         arrays = {
             "params": to_named({"params": host.params, "obs_moments": host.obs_moments}),
-            "learner": to_named(
-                {"opt_state": host.opt_state, "reward_moments": host.reward_moments}
-            ),
+            "learner": to_named(_without_model(host)),
             "actors": job.actors,
         }
         self._checkpointer.save(Snapshot(step, arrays, meta))
@@ -195,7 +193,7 @@ class Saver:
     ) -> TrainState:
         template = jax.device_get(on_device(state, self._mesh.local_devices[0]))
         model = {"params": template.params, "obs_moments": template.obs_moments}
-        rest = {"opt_state": template.opt_state, "reward_moments": template.reward_moments}
+        rest = _without_model(template)
         if snapshot is not None:
             model = from_named(model, snapshot.arrays["params"])
             rest = from_named(rest, snapshot.arrays["learner"])
@@ -245,3 +243,12 @@ class Saver:
             array = np.empty(form["shape"], form["dtype"])
         mine = ids_of_ranks(self._config, self._world.size)[self._world.rank]
         return self._world.broadcast(array)[mine.start : mine.stop]
+
+
+def _without_model(state: TrainState) -> dict[str, Any]:
+    """What only learning needs. Without overlap `behind` is empty and leaves no trace."""
+    return {
+        "opt_state": state.opt_state,
+        "reward_moments": state.reward_moments,
+        "behind": state.behind,
+    }

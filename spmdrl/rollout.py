@@ -20,7 +20,7 @@ from spmdrl.config import Config
 from spmdrl.envs import make_env
 from spmdrl.mesh import join, on_device
 from spmdrl.nets.policy import Policy, variables_of
-from spmdrl.shards import rollout_specs, split_ids
+from spmdrl.shards import WHOLE_VECTORS, rollout_specs, split_ids
 from spmdrl.types import Array, EnvSpec, Rollout, TrainState
 
 
@@ -32,6 +32,15 @@ class Episodes:
     env_id: np.ndarray
     returns: np.ndarray
     lengths: np.ndarray
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A rollout that waits for its update, and the actors' state before it."""
+
+    state: dict[str, np.ndarray]
+    rollout: Rollout
+    episodes: Episodes
 
 
 class Stopwatch:
@@ -76,6 +85,7 @@ class Collector:
         self._shards = shards
         self._blocks = [ids[p.start : p.stop] for p in split_ids(len(ids), len(self._devices))]
         self._actions: list[np.ndarray] = []
+        self._ahead: Ahead | None = None
         self.watch = Stopwatch()
         self.actors: list[Any] = []  # all ScanActor or all LoopActor
         self.renew(generation=0)
@@ -83,36 +93,50 @@ class Collector:
     def renew(self, generation: int) -> None:
         """Make all environments anew; episodes under way are cut."""
         self.close()
-        self._actions = []
+        self._actions, self._ahead = [], None
         self.actors = [
             self._make_actor(device, ids, generation)
             for device, ids in zip(self._devices, self._blocks, strict=True)
         ]
 
     def _make_actor(self, device: jax.Device, ids: range, generation: int) -> ScanActor | LoopActor:
-        env = make_env(self._config, ids, self._threads, generation)
-        self.spec = env.spec
-        self.policy = self._make_policy(env.spec)
+        compiled = compiles(self._config, device)
+        parts = 1 if compiled else halves_of(len(ids), self._shards)
+        envs = [
+            make_env(self._config, ids[part.start : part.stop], self._threads, generation)
+            for part in split_ids(len(ids), parts)
+        ]
+        self.spec = envs[0].spec
+        self.policy = self._make_policy(self.spec)
         local_ids = jax.device_put(np.asarray(ids, np.int32), device)
-        if env.xla() is not None and device.platform == "cpu":
-            return ScanActor(self._config, self.policy, env, local_ids, self._shards)
-        return LoopActor(self._config, self.policy, env, local_ids, self._shards)
+        if compiled:
+            return ScanActor(self._config, self.policy, envs[0], local_ids, self._shards)
+        return LoopActor(self._config, self.policy, envs, local_ids, self._shards)
 
     @property
     def way(self) -> str:
         """How rollouts are made, for the log."""
         if isinstance(self.actors[0], ScanActor):
             return "in one compiled program, simulator included"
-        return "step by step from Python"
+        halves = len(self.actors[0].halves)
+        return "step by step from Python" + (", in two halves that take turns" * (halves == 2))
 
     # -- stepping
 
+    def collect_ahead(self, state: TrainState, key: Array) -> None:
+        """Let the next `collect` find its rollout done; checkpoints keep what was before it."""
+        before = self.named_state()
+        self._ahead = Ahead(before, *self.collect(state, key))
+
     def collect(self, state: TrainState, key: Array) -> tuple[Rollout, Episodes]:
         """T steps of every environment with the given parameters."""
-        variables = variables_of(state.params, state.obs_moments)
-        copies = [on_device((variables, key), device) for device in self._devices]
+        if self._ahead is not None:
+            done, self._ahead = self._ahead, None
+            return done.rollout, done.episodes
+        inputs = (variables_of(state.params, state.obs_moments), key, state.step)
+        copies = [on_device(inputs, device) for device in self._devices]
         if isinstance(self.actors[0], ScanActor):
-            parts = [a.collect(v, k) for a, (v, k) in zip(self.actors, copies, strict=True)]
+            parts = [a.collect(*copy) for a, copy in zip(self.actors, copies, strict=True)]
         else:
             parts = self._collect_in_turn(copies)
         rollout = self._join([part for part, _ in parts])
@@ -121,18 +145,20 @@ class Collector:
         return rollout, episodes
 
     def _collect_in_turn(self, copies: Sequence[Any]) -> list[tuple[Rollout, dict[str, Array]]]:
-        num_steps = self._config.algo.num_steps
-        for actor, (variables, key) in zip(self.actors, copies, strict=True):
-            actor.start(variables, key)
+        for actor, copy in zip(self.actors, copies, strict=True):
+            actor.start(*copy)
+        halves = [(actor, half) for actor in self.actors for half in actor.halves]
         self.watch.start()
-        for t in range(num_steps):
-            for actor in self.actors:
-                actor.think(t)
-            for actor in self.actors:
-                actor.send()
+        for _, half in halves:
+            half.think(0)
+        for t in range(num_steps := self._config.algo.num_steps):
+            for _, half in halves:
+                half.send()
             self.watch.lap("inference")
-            for actor in self.actors:
-                actor.receive(t, num_steps)
+            for actor, half in halves:
+                actor.receive(half, t)
+                if t + 1 < num_steps:
+                    half.think(t + 1)  # while the halves after it are simulated
             self.watch.lap("env")
         return [actor.finish() for actor in self.actors]
 
@@ -156,13 +182,16 @@ class Collector:
     # -- what a checkpoint keeps; environments along the first axis
 
     def named_state(self) -> dict[str, np.ndarray]:
-        """The actors' state by name."""
+        """The actors' state by name, before what was collected ahead."""
+        if self._ahead is not None:
+            return self._ahead.state
         states = [jax.tree.map(np.asarray, actor.state) for actor in self.actors]
         return to_named(jax.tree.map(lambda *x: np.concatenate(x), *states))
 
     def take_actions(self) -> np.ndarray:
         """`[B, steps, ...]` actions since the last call, or since the environments were made."""
-        taken, self._actions = self._actions, []
+        count = len(self._actions) - (self._ahead is not None)  # one entry a rollout
+        taken, self._actions = self._actions[:count], self._actions[count:]
         if not taken:
             return np.empty((sum(map(len, self._blocks)), 0), np.uint8)
         # In C order: safetensors writes the memory as it lies.
@@ -181,12 +210,11 @@ class Collector:
         """Bring new environments to where the old ones were; `named` says where that was."""
         start = 0
         for actor in self.actors:
-            rows = slice(start, start + actor.env.num_envs)
+            rows = slice(start, start + actor.num_envs)
             start = rows.stop
             obs = actor.state.obs
             for t in range(actions.shape[1]):
-                actor.env.send(widen(actions[rows, t]))
-                obs = actor.env.recv().obs
+                obs = actor.step(widen(actions[rows, t]))
             state = from_named(actor.state, {k: v[rows] for k, v in named.items()})
             if not np.array_equal(obs, state.obs):
                 raise CheckpointError(
@@ -197,7 +225,21 @@ class Collector:
 
     def close(self) -> None:
         for actor in self.actors:
-            actor.env.close()
+            actor.close()
+
+
+def compiles(config: Config, device: jax.Device) -> bool:
+    """Whether the simulator can be part of a program on this device."""
+    return config.env.backend == "envpool" and device.platform == "cpu"
+
+
+def halves_of(envs: int, shards: int) -> int:
+    """How many parts of a device's environments take turns: two, unless they would be tiny.
+
+    Whole vectors and whole shards stay together, so that the bits do not depend on it.
+    """
+    even = envs % (2 * WHOLE_VECTORS) == 0 and (shards == 1 or shards % 2 == 0)
+    return 2 if even else 1
 
 
 def widen(actions: np.ndarray) -> np.ndarray:

@@ -116,7 +116,9 @@ def prepare(
     prepared = Prepared(
         advantage=advantage,
         target=advantage + rollout.value,
-        order=step_order(key, rollout.env_ids, algo.epochs, algo.num_steps),
+        order=step_order(
+            jax.random.fold_in(key, state.step), rollout.env_ids, algo.epochs, algo.num_steps
+        ),
         obs_moments=obs_moments,
         reward_moments=reward_moments,
         bad=sums["bad"],
@@ -136,7 +138,8 @@ def advantages(
     discount_t, trace_t = fold_discounts(
         rollout.terminated, rollout.truncated, algo.gamma, algo.gae_lambda
     )
-    variables = variables_of(state.params, state.obs_moments)
+    actor = state.acting()
+    variables = variables_of(actor.params, actor.obs_moments)
     _, _, v_last = learner.policy.apply(
         variables, rollout.last_carry, rollout.last_obs, rollout.last_first
     )
@@ -294,9 +297,17 @@ def begin(state: TrainState) -> Progress:
 
 
 def finish(
-    learner: Learner, progress: Progress, prepared: Prepared, fit: Array, reports: dict[str, Array]
+    learner: Learner,
+    before: TrainState | None,
+    progress: Progress,
+    prepared: Prepared,
+    fit: Array,
+    reports: dict[str, Array],
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Count the update, take over the moments, and average the minibatches' reports."""
+    """Count the update, take over the moments, and average the minibatches' reports.
+
+    `before` is the state that the update began with; only `overlap` reads it.
+    """
     weight, bad = reports.pop("weight"), reports.pop("bad").sum(0) + prepared.bad
     total = jnp.maximum(weight.sum(), 1.0)
     metrics = {k: jnp.where(weight > 0, x, 0.0).sum() / total for k, x in reports.items()}
@@ -314,6 +325,10 @@ def finish(
         obs_moments=choose(state.obs_moments, prepared.obs_moments),
         reward_moments=choose(state.reward_moments, prepared.reward_moments),
     )
+    if learner.config.overlap:
+        assert before is not None
+        state = state.replace(behind=(before.params, before.obs_moments))
+        metrics["overlap/lag"] = (before.step > 0).astype(jnp.float32)
     return state, metrics
 
 

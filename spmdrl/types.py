@@ -103,3 +103,13 @@ class TrainState(struct.PyTreeNode):
     opt_state: Any
     obs_moments: Moments
     reward_moments: Moments
+    # With `overlap`: (params, obs_moments) of one update before, which collected the rollout of
+    # the next update. Empty otherwise.
+    behind: Any = ()
+
+    def acting(self) -> TrainState:
+        """As the actors see it: with the model that collects the rollout of update `step`."""
+        if not self.behind:
+            return self
+        params, obs_moments = self.behind
+        return self.replace(params=params, obs_moments=obs_moments)

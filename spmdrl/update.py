@@ -63,6 +63,7 @@ def init_train_state(
         opt_state=make_optimizer(config).init(params),
         obs_moments=obs_moments,
         reward_moments=moments.init(()),
+        behind=(params, obs_moments) if config.overlap else (),
     )
 
 
@@ -97,7 +98,7 @@ def _fused(learner: Learner, mesh: Mesh) -> Update:
             return apply_gradient(learner, progress, add(partial, advantages))
 
         progress, reports = jax.lax.scan(step, begin(state), length=learner.num_gradients)
-        return finish(learner, progress, prepared, advantages["fit"], reports)
+        return finish(learner, state, progress, prepared, advantages["fit"], reports)
 
     if learner.sync.mpi_in_step:
         update.__name__ = "update_over_mpi"  # which the cache of programs knows not to keep
@@ -107,7 +108,12 @@ def _fused(learner: Learner, mesh: Mesh) -> Update:
     sharded = jax.shard_map(
         update, mesh=mesh, in_specs=(P(), rollout_specs(), P()), out_specs=P(), check_vma=False
     )
-    return jax.jit(sharded, donate_argnums=0)
+    return jax.jit(sharded, donate_argnums=_donated(learner))
+
+
+def _donated(learner: Learner) -> tuple[int, ...]:
+    """The old state's memory becomes the new one's, unless actors still use it."""
+    return () if learner.config.overlap else (0,)
 
 
 def _staged(learner: Learner, mesh: Mesh) -> Update:
@@ -133,8 +139,10 @@ def _staged(learner: Learner, mesh: Mesh) -> Update:
         (P(), rows, prep, P()),
         P(),
     )
-    apply = jax.jit(lambda p, g: apply_gradient(learner, p, g), donate_argnums=0)
-    finish_of = compiled(lambda p, q, f, r: finish(learner, p, q, f, r), (P(), prep, P(), P()), P())
+    apply = jax.jit(lambda p, g: apply_gradient(learner, p, g), donate_argnums=_donated(learner))
+    finish_of = compiled(
+        lambda s, p, q, f, r: finish(learner, s, p, q, f, r), (P(), P(), prep, P(), P()), P()
+    )
     device = mesh.local_devices[0]
 
     def total(tree: Any, earlier: Any) -> Any:
@@ -151,6 +159,7 @@ def _staged(learner: Learner, mesh: Mesh) -> Update:
             progress, report = apply(progress, total(partial, advantages))
             reports.append(report)
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *reports)
-        return finish_of(progress, prepared, advantages["fit"], stacked)
+        before = state if learner.config.overlap else None
+        return finish_of(before, progress, prepared, advantages["fit"], stacked)
 
     return update

@@ -87,6 +87,11 @@ def _check_sizes(config: Config, size: int, devices: int) -> None:
             f"(env.num_envs {envs} x algo.num_steps {steps} = {config.batch_size}); "
             f"nearest: {config.batch_size}"
         )
+    if config.overlap and config.sync.strategy != "allreduce":
+        raise ConfigError(
+            f"overlap does not go with sync.strategy {config.sync.strategy}, which occupies all "
+            "ranks until the update is done; take --sync.strategy allreduce"
+        )
     if config.sync.deterministic:
         _check_shards(config, size, devices)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spmdrl import rollout as rollout_module
-from spmdrl.actors import LoopActor, ScanActor
+from spmdrl.actors import ScanActor
 from spmdrl.config import AlgoConfig, Config, EnvConfig, SyncConfig
 from spmdrl.mesh import local_devices, make_mesh, replicate
 from spmdrl.nets import make_policy
@@ -65,19 +65,42 @@ def cartpole() -> tuple[Setup, Rollout]:
     return setup, setup.collect()
 
 
+def in_a_loop(config: Config, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """As on an accelerator: the simulator is called from Python."""
+    with monkeypatch.context() as patch:
+        patch.setattr(rollout_module, "compiles", lambda *_: False)
+        return Setup(config)
+
+
+def with_envs(config: Config, num_envs: int) -> Config:
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=num_envs))
+
+
+@pytest.mark.parametrize("num_envs", [8, 32], ids=["whole", "halves"])
 @pytest.mark.parametrize("config", [SMALL, SWING], ids=["cartpole", "halfcheetah"])
-def test_the_compiled_rollout_equals_the_python_loop(config, monkeypatch):
-    scan = Setup(config)
+def test_the_compiled_rollout_equals_the_python_loop(config, num_envs, monkeypatch):
+    scan = Setup(with_envs(config, num_envs))
+    loop = in_a_loop(scan.config, monkeypatch)
     assert isinstance(scan.collector.actors[0], ScanActor)
-    monkeypatch.setattr(rollout_module, "ScanActor", LoopActor)
-    loop = Setup(config)
-    assert isinstance(loop.collector.actors[0], LoopActor)
-    monkeypatch.undo()
+    assert len(loop.collector.actors[0].halves) == (2 if num_envs == 32 else 1)
     a, b = as_numpy(scan.collect()), as_numpy(loop.collect())
     for name in ("obs", "action", "reward", "terminated", "truncated", "valid", "first"):
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
     np.testing.assert_allclose(a.log_prob, b.log_prob, atol=1e-5)
     np.testing.assert_allclose(a.value, b.value, atol=1e-5)
+
+
+def test_nothing_moves_between_host_and_device_unasked(monkeypatch):
+    scan, loop = Setup(SMALL), in_a_loop(with_envs(SMALL, 16), monkeypatch)
+    for setup in (scan, loop):
+        sync = make_grad_sync(setup.config.sync, World(), 1)
+        update = make_update(setup.config, setup.collector.policy, sync, setup.mesh)
+        state = setup.state()
+        for _ in range(2):
+            with jax.transfer_guard("disallow"):
+                rollout, _ = setup.collector.collect(state, setup.key)
+                state, metrics = update(state, rollout, setup.key)
+                jax.device_get(metrics)
 
 
 def test_rows_after_an_end_are_invalid_and_start_nothing(cartpole):

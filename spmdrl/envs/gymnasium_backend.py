@@ -22,8 +22,9 @@ class GymnasiumBatch:
         self.num_envs = len(seeds)
         self.needs_x64 = False
         self._seeds: Any = list(seeds)
-        mode = "async" if threads > 1 and len(seeds) > 1 else "sync"
-        self.envs = gym.make_vec(env_id, len(seeds), vectorization_mode=mode, **options)
+        self._in_processes = threads > 1 and len(seeds) > 1
+        mode = "async" if self._in_processes else "sync"
+        self.envs: Any = gym.make_vec(env_id, len(seeds), vectorization_mode=mode, **options)
         self._obs_space = self.envs.single_observation_space
         action = base.action_space(self.envs.single_action_space, env_id)
         self.spec = EnvSpec(*base.obs_spec(self._obs_space, env_id), action)
@@ -35,10 +36,15 @@ class GymnasiumBatch:
     def send(self, action: np.ndarray) -> None:
         action = base.to_env_action(self.spec.action, action, np)
         base.check_actions(self.spec.action, self.num_envs, action)
-        self._answer = self.envs.step(action)
+        self._action = action
+        if self._in_processes:
+            self.envs.step_async(action)
 
     def recv(self) -> TimeStep:
-        obs, reward, terminated, truncated, _ = self._answer
+        if self._in_processes:
+            obs, reward, terminated, truncated, _ = self.envs.step_wait()
+        else:
+            obs, reward, terminated, truncated, _ = self.envs.step(self._action)
         return TimeStep(
             obs=base.flatten_obs(self._obs_space, obs, np).copy(),
             reward=np.asarray(reward, np.float32),
