@@ -13,6 +13,7 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,6 +83,7 @@ def machine() -> dict[str, Any]:
         "cores": cores(),
         "system": f"{platform.system()} {platform.release()}",
         "load_average": os.getloadavg()[0],
+        "when": time.strftime("%Y-%m-%d %H:%M"),
         "versions": {k: v for k, v in versions().items() if k != "platform"},
     }
 
