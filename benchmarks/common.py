@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -99,7 +100,7 @@ def _cpu_name() -> str:
 
 def made_by(found: dict[str, Any]) -> str:
     """One paragraph: which command, on what."""
-    words = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    words = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     packages = ", ".join(f"{k} {found['versions'][k]}" for k in ("jax", "envpool", "mpi4jax"))
     return (
         f"Made by `{words}` on {found['cores']} cores ({found['cpu']}); {packages}. Load average "

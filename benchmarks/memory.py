@@ -44,7 +44,7 @@ SIZES = {
     "MLP": [(64, 128), (8, 128), (512, 128), (4096, 128), (64, 32), (64, 512), (64, 2048)],
     "CNN": [(8, 128), (16, 128), (32, 128), (64, 128), (8, 32), (8, 512)],
 }
-LOOK_EVERY_S = 0.02
+LOOK_EVERY_S = 0.05  # a peak stays in VmHWM until the process ends
 TIMEOUT_S = 600
 
 

@@ -73,7 +73,7 @@ def about(folder: Path, name: str) -> str:
     content = json.loads(data.read_text()) if data.exists() else {}
     found = machine_of(content)
     when = found.get("when") or committed(folder / f"{name}.md")
-    parts = [f"Measured {found['when']}" if "when" in found else f"In the repository since {when}"]
+    parts = [f"Measured {found['when']}" if "when" in found else f"Last changed {when}"]
     if not found:
         return f"{parts[0]}; the machine was not recorded apart from the text."
     parts.append(f"{found['cpu']}, {found['cores']} cores, {found['system']}")

@@ -2,7 +2,7 @@
 
     python benchmarks/throughput.py                     # about 45 minutes on two cores
     python benchmarks/throughput.py --cases "CartPole 64" "Pong 8"
-    python benchmarks/throughput.py --quick             # one round of all, writes nothing
+    python benchmarks/throughput.py --quick             # one round, writes nothing; 12 minutes
 
 Beside a real training run (one rank or two, the faster counts), in turns and within the same
 minutes: envpool alone with random actions, the update alone, and for images the update's matrix

@@ -61,6 +61,25 @@ def test_random_actions_are_valid():
     assert ((forces >= low) & (forces <= high)).all()
 
 
+@pytest.mark.parametrize("way", ["xla", "python"])
+def test_raw_calls_make_the_steps_they_count(way):
+    worker = limits.Worker(limits.Bounds("cartpole", envs=2, steps=8, workers=1))
+    worker.prepare(f"raw {way}")
+    pool = worker._env.pool
+    pool.reset()
+    steer = np.tile(np.array([[0], [1]], np.int32), (4, 2))  # left and right: nobody falls so soon
+    make = limits.raw_scan if way == "xla" else limits.raw_loop
+    make(pool, steer)()
+    info = pool.step(steer[0])[4]
+    assert list(info["elapsed_step"]) == [9, 9]
+
+
+def test_update_alone_goes_on_and_on():
+    worker = limits.Worker(limits.Bounds("cartpole", envs=2, steps=8, workers=1))
+    worker.prepare("learn")
+    assert worker.measure("learn", seconds=0.0) > 0
+
+
 # ---------------------------------------------------------------------------------------------
 # Throughput
 
