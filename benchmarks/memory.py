@@ -1,12 +1,12 @@
 """Peak memory of each rank against the number of environments and the length of the rollout.
 
-    python benchmarks/memory.py                         # about 15 minutes on two cores
+    python benchmarks/memory.py                         # about 25 minutes on two cores
     python benchmarks/memory.py --networks MLP --repeats 1
 
 Every case is a training run of three updates: the second already holds all there ever is at one
-time, an old rollout and a new one. The peak is what Linux keeps for each process as VmHWM, the most
-physical memory that it had at any moment, libraries included. Writes
-benchmarks/results/memory.json, .md and .png.
+time, an old rollout and a new one. Each run compiles its programs, which takes memory too. The
+peak is what Linux keeps for each process as VmHWM, the most physical memory that it had at any
+moment, libraries included. Writes benchmarks/results/memory.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def measure(of: Task, ranks: int, folder: Path) -> list[float]:
     """MB of each rank."""
     run = Path(tempfile.mkdtemp(dir=folder)) / "run"
     log = run.with_suffix(".log")
-    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    # An empty cache for each, or the first run of a program would compile and the others read it.
+    env = os.environ | {"XDG_CACHE_HOME": str(run.parent)}
+    env.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [*of.arguments(ranks, run), "--nprocs", str(ranks)]
     with log.open("wb") as out:
         child = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out)
@@ -153,7 +155,7 @@ def lines(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     found = {}
     for ranks in sorted({row["ranks"] for row in rows}):
         mine = [row for row in rows if row["ranks"] == ranks]
-        if len({row["envs"] * row["steps"] for row in mine}) > 1:
+        if len({row["envs"] * row["steps"] for row in mine}) > 2:
             base, each = line(
                 [r["envs"] * r["steps"] for r in mine], [r["mb"].median for r in mine]
             )
@@ -173,7 +175,7 @@ def report(found: dict[str, Any], repeats: int, head: str) -> str:
              *(pretty(mb[envs, steps, ranks]) for ranks in counts)]
             for envs, steps in sizes
         ]  # fmt: skip
-        header = ["environments of a rank", "rollout", "steps of both", *map(heading, counts)]
+        header = ["environments of a rank", "rollout", "steps in it", *map(heading, counts)]
         parts += [f"### {network}", table(header, cells)]
         parts += [about_line(int(ranks), fit) for ranks, fit in of_network["lines"].items()]
     parts.append(

@@ -167,8 +167,10 @@ def test_start_is_read_from_the_first_row(tmp_path):
     row = {"time/collect": 1.0, "time/update": 2.0}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     os.utime(tmp_path / "metrics.jsonl", (1010.0, 1010.0))
-    (tmp_path / "0.json").write_text("[[1003.0, 2.5], [1011.0, 9.0]]")
-    start = start_up.read_start(tmp_path, tmp_path / "0.json", began=1000.0)
+    (tmp_path / "alone.json").write_text("[[1001.0, 0.5]]")
+    (tmp_path / "0.json").write_text("[[1003.0, 2.0], [1011.0, 9.0]]")
+    clocks = [tmp_path / "alone.json", tmp_path / "0.json"]
+    start = start_up.read_start(tmp_path, clocks, began=1000.0)
     assert start == start_up.Start(total=10.0, imports=2.5, collect=1.0, update=2.0)
     assert start.after_imports == 7.5
 
