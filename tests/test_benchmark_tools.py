@@ -120,6 +120,11 @@ def test_ranks_share_the_environments():
     assert one.arguments(1, run)[1:] == two.arguments(2, run)[1:]
 
 
+def test_long_cases_have_fewer_rounds():
+    found = {case.name: case.rounds(5) for case in throughput.CASES}
+    assert (found["Pong 8"], found["Pong 64"]) == (5, 3)
+
+
 def test_new_cases_take_their_place_among_the_old():
     names = [case.name for case in throughput.CASES]
     known = throughput.joined({names[2]: 2}, names[0], {"share": throughput.spread([0.5])})
