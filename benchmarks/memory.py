@@ -202,17 +202,25 @@ def pretty(found: Any) -> str:
 
 
 def draw(found: dict[str, Any]) -> Any:
-    fig, axes = new_figure(len(found), 5.5 * len(found), 4.2)
+    """Two lines for each number of ranks, from the first size on: one for either way to grow."""
+    fig, axes = new_figure(len(found), 5.5 * len(found), 4.6)
     for axis, (network, of_network) in zip(axes, found.items(), strict=True):
-        for ranks in sorted({row["ranks"] for row in of_network["rows"]}):
-            rows = [row for row in of_network["rows"] if row["ranks"] == ranks]
-            rows.sort(key=lambda row: row["envs"] * row["steps"])
-            steps = [row["envs"] * row["steps"] for row in rows]
-            axis.plot(steps, [row["mb"].median for row in rows], "o-", label=heading(ranks))
+        rows, (envs, steps) = of_network["rows"], SIZES[network][0]
+        ways = {f"more environments x {steps} steps": ("steps", steps, "o-"),
+                f"{envs} environments x more steps": ("envs", envs, "s--")}  # fmt: skip
+        for colour, ranks in enumerate(sorted({row["ranks"] for row in rows})):
+            for way, (fixed, value, style) in ways.items():
+                mine = [r for r in rows if r["ranks"] == ranks and r[fixed] == value]
+                mine.sort(key=lambda row: row["envs"] * row["steps"])
+                axis.plot([r["envs"] * r["steps"] for r in mine], [r["mb"].median for r in mine],
+                          style, color=f"C{colour}", label=f"{heading(ranks)}: {way}")  # fmt: skip
         axis.set(xscale="log", xlabel="steps of a rank's rollout", ylabel="peak MB", title=network)
-        axis.set_ylim(0)
+        axis.set_ylim(0, 1.1 * max(row["mb"].median for row in rows))
+        counts = sorted({row["envs"] * row["steps"] for row in rows})
+        axis.set_xticks(counts, [f"{n:,}" for n in counts], fontsize=8, rotation=30)
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
-        axis.legend(frameon=False)
+        axis.legend(fontsize=8)
     return fig
 
 

@@ -258,13 +258,12 @@ def draw(cases: dict[str, Any]) -> Any:
     axes[0].set(xscale="log", xlabel="steps/s", title="speed")
     axes[0].set_yticks(range(len(names)), names)
     axes[0].grid(axis="x", alpha=0.3)
-    axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, frameon=False)
     _draw_shares(axes[1], [cases[name]["share"] for name in names])
     goals = {case.name: case.goal for case in CASES if case.goal}
     at = [(goals[name], y) for y, name in enumerate(names) if name in goals]
     if at:
         axes[1].scatter(*zip(*at, strict=True), marker="|", s=250, color="k", label="goal")
-        axes[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
+    fig.legend(loc="outside lower center", ncols=5, frameon=False)
     return fig
 
 
