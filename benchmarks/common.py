@@ -11,8 +11,10 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,6 +84,7 @@ def machine() -> dict[str, Any]:
         "cores": cores(),
         "system": f"{platform.system()} {platform.release()}",
         "load_average": os.getloadavg()[0],
+        "when": time.strftime("%Y-%m-%d %H:%M"),
         "versions": {k: v for k, v in versions().items() if k != "platform"},
     }
 
@@ -97,7 +100,7 @@ def _cpu_name() -> str:
 
 def made_by(found: dict[str, Any]) -> str:
     """One paragraph: which command, on what."""
-    words = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    words = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     packages = ", ".join(f"{k} {found['versions'][k]}" for k in ("jax", "envpool", "mpi4jax"))
     return (
         f"Made by `{words}` on {found['cores']} cores ({found['cpu']}); {packages}. Load average "
