@@ -1,7 +1,7 @@
 """Real training runs as child processes, for the benchmarks that time them.
 
-Each rank has one core, and the same settings whether it is alone or not. Public names: `Task`,
-`shortened`, `Timing`, `Trainer`, `PHASES`.
+Each rank has one core, and the same settings whether it is alone or not, unless the trainer is left
+to choose (`Trainer.freely`). Public names: `Task`, `shortened`, `Timing`, `Trainer`, `PHASES`.
 """
 
 from __future__ import annotations
@@ -104,17 +104,28 @@ class Trainer:
         command = ["taskset", "-c", both, *task.arguments(2, run := self.new_run())]
         return self._train(task, [run], lambda *_: [*command, "--nprocs", "2"])[0]
 
+    def freely(self, task: Task, ranks: int) -> Timing:
+        """One run on both cores; threads and everything else are as its launcher sets them."""
+        both = ",".join(str(core) for core in self.cores)
+        command = ["taskset", "-c", both, *task.arguments(ranks, run := self.new_run())]
+        command += ["--nprocs", str(ranks)]
+        return self._train(task, [run], lambda *_: command, dict(os.environ))[0]
+
     def pinned(self, place: int) -> list[str]:
         return ["taskset", "-c", str(self.cores[place % len(self.cores)])]
 
     def _train(
-        self, task: Task, runs: Sequence[Path], command: Callable[[int, Path], list[str]]
+        self,
+        task: Task,
+        runs: Sequence[Path],
+        command: Callable[[int, Path], list[str]],
+        env: dict[str, str] | None = None,
     ) -> list[Timing]:
         logs = [run.with_suffix(".log") for run in runs]
         children = []
         try:
             for i, (run, log) in enumerate(zip(runs, logs, strict=True)):
-                children.append(self._start(command(i, run), log))
+                children.append(self._start(command(i, run), log, env or self.env))
             for child, log in zip(children, logs, strict=True):
                 if child.wait(TIMEOUT_S) != 0:
                     raise RuntimeError(f"{task.name} failed:\n{log.read_text()[-3000:]}")
@@ -123,6 +134,8 @@ class Trainer:
                 child.kill()  # does nothing to those that have ended
         return [read_timing(read_metrics(run), task.skip) for run in runs]
 
-    def _start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    def _start(
+        self, command: Sequence[str], log: Path, env: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
         with log.open("wb") as out:
-            return subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=out, stderr=out)
+            return subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out)
