@@ -52,24 +52,24 @@ MANY = {"SubprocVecEnv": "1,024 processes do not fit into the memory of an ordin
 CASES = [
     Case("CartPole 8", "cartpole", CARTPOLE, (
         Entry(US, 200, 3),
-        Entry("SB3", 10, 2, goal=8),
-        Entry("SBX", 15, 3, goal=7),
-        Entry("RLlib", 6, 2, goal=15),
-        Entry("Sample Factory", 20, 5),
+        Entry("SB3", 50, 2, goal=8),
+        Entry("SBX", 50, 3, goal=7),
+        Entry("RLlib", 25, 2, goal=15),
+        Entry("Sample Factory", 25, 5),
     )),
     Case("CartPole 64", "cartpole", replace(CARTPOLE, envs=64), (
-        Entry(US, 80, 3),
-        Entry("SB3", 3, 1, goal=12),
-        Entry("gymnax reference", 60, 3, goal=1),
+        Entry(US, 120, 3),
+        Entry("SB3", 8, 1, goal=12),
+        Entry("gymnax reference", 100, 3, goal=1),
     )),
     Case("CartPole 1024", "cartpole", replace(CARTPOLE, envs=1024), (
         Entry(US, 10, 2),
-        Entry("SB3", 1, 0, goal=12, impossible=MANY),
+        Entry("SB3", 1, 1, goal=12, impossible=MANY),
         Entry("gymnax reference", 8, 2, goal=1),
     )),
     Case("Pong 8", "pong", replace(CARTPOLE, env="Pong-v5", clip=0.1), (
-        Entry(US, 4, 1),
-        Entry("torch reference", 4, 1, goal=1.3),
+        Entry(US, 3, 1),
+        Entry("torch reference", 3, 1, goal=1.3),
     )),
     Case("HalfCheetah 8", "halfcheetah", replace(
         CARTPOLE, env="HalfCheetah-v4", steps=2048, epochs=10, minibatches=32, lr=3e-4, entropy=0.0

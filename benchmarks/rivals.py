@@ -141,7 +141,11 @@ PEERS = {
             "torch reference",
             Venv("torch", (TORCH, "envpool==1.2.5", "gymnasium==1.4.0", "numpy==2.4.6")),
             "torch_ppo.py",
-            settings={"1 thread": ("--threads", "1"), "2 threads": ("--threads", "2")},
+            settings={
+                "1 thread": ("--threads", "1"),
+                "2 threads": ("--threads", "2"),
+                "2 threads, channels last": ("--threads", "2", "--channels-last"),
+            },
         ),
         Peer(
             "gymnax reference",
