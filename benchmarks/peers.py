@@ -64,7 +64,7 @@ def report(
     cases: Sequence[Case], rows: Sequence[dict[str, Any]], versions: dict[str, dict[str, str]],
     loads: Sequence[float], repeats: int, head: str,
 ) -> str:  # fmt: skip
-    header = ["case", "trainer", "setting", "steps/s", "spmdrl is faster by", "at least"]
+    header = ["case", "trainer", "setting", "steps/s", "spmdrl / theirs", "at least"]
     return "\n\n".join(
         [
             f"{head} At the start of the rounds it was between {min(loads):.1f} and "
