@@ -18,7 +18,8 @@ TIMEOUT_S = 1800
 MARK = "complete.json"  # holds the requirements; without it the environment is unfinished
 LIST_PACKAGES = """
 import importlib.metadata as m, json
-print(json.dumps({d.metadata["Name"].lower().replace("_", "-"): d.version for d in m.distributions()}))
+found = {d.metadata["Name"].lower().replace("_", "-"): d.version for d in m.distributions()}
+print(json.dumps(found))
 """
 
 
