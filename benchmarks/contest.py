@@ -31,7 +31,6 @@ class Entry:
     updates: int
     skip: int
     goal: float | None = None  # times as fast as this, at least
-    impossible: dict[str, str] = field(default_factory=dict)  # settings, and the reason
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class Case:
 
 
 CARTPOLE = Work()
-MANY = {"SubprocVecEnv": "1,024 processes do not fit into the memory of an ordinary machine"}
 CASES = [
     Case("CartPole 8", "cartpole", CARTPOLE, (
         Entry(US, 200, 3),
@@ -64,7 +62,7 @@ CASES = [
     )),
     Case("CartPole 1024", "cartpole", replace(CARTPOLE, envs=1024), (
         Entry(US, 10, 2),
-        Entry("SB3", 1, 1, goal=12, impossible=MANY),
+        Entry("SB3", 1, 1, goal=12),
         Entry("gymnax reference", 8, 2, goal=1),
     )),
     Case("Pong 8", "pong", replace(CARTPOLE, env="Pong-v5", clip=0.1), (
@@ -75,7 +73,7 @@ CASES = [
         CARTPOLE, env="HalfCheetah-v4", steps=2048, epochs=10, minibatches=32, lr=3e-4, entropy=0.0
     ), (
         Entry(US, 4, 1),
-        Entry("SBX", 2, 1, goal=4),
+        Entry("SBX", 3, 1, goal=4),
     )),
 ]  # fmt: skip
 
@@ -145,7 +143,6 @@ class Contest:
             found = self.found[case.name, entry.name]
             if found.failure:
                 continue
-            found.refused = dict(entry.impossible)
             for setting in settings_of(entry):
                 self._try(case, entry, setting, found)
             if not found.trial:
@@ -193,4 +190,4 @@ class Runs:
 
 def settings_of(entry: Entry) -> list[str]:
     known = OWN_SETTINGS if entry.name == US else PEERS[entry.name].settings
-    return [name for name in known if name not in entry.impossible]
+    return list(known)

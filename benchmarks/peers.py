@@ -1,6 +1,6 @@
 """The same work done by spmdrl and by other trainers: steps per second, and their ratio.
 
-    python benchmarks/peers.py                              # about 40 minutes on two cores
+    python benchmarks/peers.py                              # about 30 minutes on two cores
     python benchmarks/peers.py --cases "CartPole 8" --peers SB3 SBX
     python benchmarks/peers.py --build                      # only install the peers
 
