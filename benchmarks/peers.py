@@ -5,10 +5,10 @@
     python benchmarks/peers.py --build                      # only install the peers
 
 Each peer runs in a virtual environment of its own, which the first start installs from the package
-index (about 5 GB under ~/.cache/spmdrl/peers, some minutes more). A first round, which does not
-count, tries the settings of every trainer, spmdrl's too; later rounds use the fastest. All take
-turns, and a ratio is between neighbours in time. Writes benchmarks/results/peers.json, .md and
-.png.
+index (3 GB under ~/.cache/spmdrl/peers; more where only PyTorch with CUDA is in reach). A first
+round, which does not count, tries the settings of every trainer, spmdrl's too; later rounds use the
+fastest. All take turns, and a ratio is between neighbours in time. Writes
+benchmarks/results/peers.json, .md and .png.
 """
 
 from __future__ import annotations
