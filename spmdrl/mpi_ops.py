@@ -4,7 +4,7 @@ mpi4jax orders its calls by an effect of the program, and jax sends programs wit
 dispatch in Python that costs an update of two ranks 2 to 3 ms. `allreduce_after` and
 `allgather_after` are the same calls without the effect: each message carries one number of an
 earlier answer, so no call can start before the one it follows has ended. Public names:
-`allreduce`, `allreduce_after`, `allgather_after`, `reaches_device`.
+`allreduce`, `allgather`, `allreduce_after`, `allgather_after`, `reaches_device`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ def allreduce(flat: jax.Array) -> jax.Array:
     from mpi4py import MPI
 
     return mpi4jax.allreduce(flat, op=MPI.SUM, comm=_comm())
+
+
+def allgather(rows: jax.Array) -> jax.Array:
+    """The rows `[n, m]` of all ranks, `[ranks * n, m]`, in the order of the calls."""
+    import mpi4jax
+
+    return mpi4jax.allgather(rows, comm=_comm()).reshape(-1, rows.shape[1])
 
 
 def allreduce_after(flat: jax.Array, earlier: Tree) -> jax.Array:

@@ -64,7 +64,7 @@ def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
     if devices == 1 and mpi_ops.reaches_device():
         return GradSync(_sum_ranks(config), None, places, first, mpi_in_step=True)
     keep = _gather_devices if config.deterministic else _partial_sum_devices
-    return GradSync(keep, jax.jit(_sum_ranks(config)), places, first)
+    return GradSync(keep, jax.jit(_sum_ranks_between(config)), places, first)
 
 
 def _sum_devices(config: SyncConfig) -> Reduce:
@@ -89,6 +89,26 @@ def _sum_ranks(config: SyncConfig) -> Reduce:
     if config.deterministic:
         return lambda tree, earlier: _ordered_sum(_gather_ranks(tree, earlier))
     return lambda tree, earlier: _allreduce_flat(_local_sum(tree), earlier)
+
+
+def _sum_ranks_between(config: SyncConfig) -> Reduce:
+    """In a program of its own, which jax must not start before the programs that it follows.
+
+    A rank's few threads may all be taken by programs that wait for each other otherwise: the
+    effect of mpi4jax's own calls keeps them apart.
+    """
+
+    def gather(tree: Tree) -> Tree:
+        rows, restore = _flatten_shards(tree)
+        return jax.vmap(restore)(mpi_ops.allgather(rows))
+
+    def add(tree: Tree) -> Tree:
+        flat, restore = ravel_pytree(_local_sum(tree))
+        return restore(mpi_ops.allreduce(flat))
+
+    if config.deterministic:
+        return lambda tree, earlier: _ordered_sum(gather(tree))
+    return lambda tree, earlier: add(tree)
 
 
 def _local_sum(tree: Tree) -> Tree:
