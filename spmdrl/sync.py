@@ -35,12 +35,12 @@ Reduce = Callable[[Tree, Tree], Tree]
 class GradSync:
     """How partial sums, each with a leading axis of shards, become the global sum.
 
-    The sum is `in_step(partial, earlier)`, or `between(in_step(partial, None), earlier)` where the
-    second slot is used; `earlier` is the sum before, which must be complete first on every rank.
+    The sum is `in_step(partial, earlier)`, or `between(in_step(partial, None))` where the second
+    slot is used; `earlier` is the sum before, which must be complete first on every rank.
     """
 
     in_step: Reduce
-    between: Reduce | None
+    between: Callable[[Tree], Tree] | None
     places: int  # devices of the whole run
     first_place: int  # of this rank
     mpi_in_step: bool = False
@@ -85,30 +85,24 @@ def _sum_processes(config: SyncConfig) -> Reduce:
 
 
 def _sum_ranks(config: SyncConfig) -> Reduce:
-    """One flat vector over the network."""
+    """One flat vector over the network, inside the compiled update."""
     if config.deterministic:
-        return lambda tree, earlier: _ordered_sum(_gather_ranks(tree, earlier))
-    return lambda tree, earlier: _allreduce_flat(_local_sum(tree), earlier)
+        return lambda tree, earlier: _ordered_sum(
+            _gather_ranks(tree, lambda rows: mpi_ops.allgather_after(rows, earlier))
+        )
+    return lambda tree, earlier: _allreduce_flat(
+        _local_sum(tree), lambda flat: mpi_ops.allreduce_after(flat, earlier)
+    )
 
 
-def _sum_ranks_between(config: SyncConfig) -> Reduce:
-    """In a program of its own, which jax must not start before the programs that it follows.
+def _sum_ranks_between(config: SyncConfig) -> Callable[[Tree], Tree]:
+    """The same in a program of its own, ordered by mpi4jax's effect.
 
-    A rank's few threads may all be taken by programs that wait for each other otherwise: the
-    effect of mpi4jax's own calls keeps them apart.
+    Ordered by data alone, such programs hung on 2 ranks x 2 devices.
     """
-
-    def gather(tree: Tree) -> Tree:
-        rows, restore = _flatten_shards(tree)
-        return jax.vmap(restore)(mpi_ops.allgather(rows))
-
-    def add(tree: Tree) -> Tree:
-        flat, restore = ravel_pytree(_local_sum(tree))
-        return restore(mpi_ops.allreduce(flat))
-
     if config.deterministic:
-        return lambda tree, earlier: _ordered_sum(gather(tree))
-    return lambda tree, earlier: add(tree)
+        return lambda tree: _ordered_sum(_gather_ranks(tree, mpi_ops.allgather))
+    return lambda tree: _allreduce_flat(_local_sum(tree), mpi_ops.allreduce)
 
 
 def _local_sum(tree: Tree) -> Tree:
@@ -141,15 +135,15 @@ def _flatten_shards(tree: Tree) -> tuple[jax.Array, Callable[[jax.Array], Tree]]
     return jax.vmap(lambda t: ravel_pytree(t)[0])(tree), restore
 
 
-def _allreduce_flat(tree: Tree, earlier: Tree) -> Tree:
+def _allreduce_flat(tree: Tree, allreduce: Callable[[jax.Array], jax.Array]) -> Tree:
     flat, restore = ravel_pytree(tree)
-    return restore(mpi_ops.allreduce_after(flat, earlier))
+    return restore(allreduce(flat))
 
 
-def _gather_ranks(tree: Tree, earlier: Tree) -> Tree:
+def _gather_ranks(tree: Tree, allgather: Callable[[jax.Array], jax.Array]) -> Tree:
     """The shards of all ranks along the first axis, as one message."""
     rows, restore = _flatten_shards(tree)
-    return jax.vmap(restore)(mpi_ops.allgather_after(rows, earlier))
+    return jax.vmap(restore)(allgather(rows))
 
 
 def broadcast_tree(world: World, tree: Tree) -> Tree:

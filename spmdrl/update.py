@@ -145,18 +145,17 @@ def _staged(learner: Learner, mesh: Mesh) -> Update:
     )
     device = mesh.local_devices[0]
 
-    def total(tree: Any, earlier: Any) -> Any:
-        return replicate(between(*on_device((tree, earlier), device)), mesh)
+    def total(tree: Any) -> Any:
+        return replicate(between(on_device(tree, device)), mesh)
 
     def update(state: TrainState, rollout: Rollout, key: Array) -> Any:
         key = replicate(key, mesh)
-        sums = total(moments_of(state, rollout), None)
-        prepared, partial = prepare_of(state, rollout, key, sums)
-        advantages = total(partial, sums)
+        prepared, partial = prepare_of(state, rollout, key, total(moments_of(state, rollout)))
+        advantages = total(partial)
         progress, reports = replicate(begin(state), mesh), []
         for _ in range(learner.num_gradients):
             partial = gradient_of(progress, rollout, prepared, advantages["powers"])
-            progress, report = apply(progress, total(partial, advantages))
+            progress, report = apply(progress, total(partial))
             reports.append(report)
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *reports)
         before = state if learner.config.overlap else None

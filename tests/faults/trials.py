@@ -1,11 +1,11 @@
 """Break one rank of a real job in every way we can think of, and time how the job ends.
 
-    python tests/faults/trials.py          # about an hour; writes benchmarks/results/faults.*
+    python tests/faults/trials.py          # about 45 minutes; writes benchmarks/results/faults.*
 
 It can be stopped and started again: trials that are done stay done.
 A trial holds when the job ends within 5 s of the fault (a stopped rank: the phase limit + 5 s),
 with a code other than 0, naming the rank and the phase, and leaves no process behind. A rank that
-is killed while it still imports its modules has no phase yet; mpirun names it.
+is killed while it still loads MPI may have no phase; mpirun names it.
 """
 
 from __future__ import annotations
