@@ -68,6 +68,7 @@ CASES = [
     Case("Pong 8", "pong", replace(CARTPOLE, env="Pong-v5", clip=0.1), (
         Entry(US, 3, 1),
         Entry("torch reference", 3, 1, goal=1.3),
+        Entry("torch, channels last", 3, 1),
     )),
     Case("HalfCheetah 8", "halfcheetah", replace(
         CARTPOLE, env="HalfCheetah-v4", steps=2048, epochs=10, minibatches=32, lr=3e-4, entropy=0.0

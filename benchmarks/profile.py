@@ -100,12 +100,13 @@ class Parts:
         variables = variables_of(state.params, state.obs_moments)
 
         def steps(variables: Any, obs: Any, first: Any, key: Any) -> Any:
-            noise = draw_noise(self.policy, key, rollout.env_ids, num_steps)
+            noise = draw_noise(self.policy, key, state.step, rollout.env_ids, num_steps)
 
             def step(now: Any, noise_t: Any) -> Any:
                 obs, total = now  # a new observation each time, or XLA would compute it once
-                _, _, log_prob, value = act(self.policy, 1, variables, (), obs, first, noise_t)
-                return (jnp.roll(obs, 1, axis=-1), total + log_prob.sum() + value.sum()), None
+                _, _, *thought = act(self.policy, 1, variables, (), obs, first, noise_t)
+                total += sum(x.sum() for x in jax.tree.leaves(thought))
+                return (jnp.roll(obs, 1, axis=-1), total), None
 
             return jax.lax.scan(step, (obs, 0.0), noise)[0]
 

@@ -100,6 +100,7 @@ def _sum(rows: Iterable[dict[str, Any]], name: str) -> float:
 
 VECTORS: Settings = {"DummyVecEnv": ("--vector", "dummy"), "SubprocVecEnv": ("--vector", "subproc")}
 
+TORCH_VENV = Venv("torch", (TORCH, "envpool==1.2.5", "gymnasium==1.4.0", "numpy==2.4.6"))
 PEERS = {
     peer.name: peer
     for peer in [
@@ -139,13 +140,16 @@ PEERS = {
         ),
         Peer(
             "torch reference",
-            Venv("torch", (TORCH, "envpool==1.2.5", "gymnasium==1.4.0", "numpy==2.4.6")),
+            TORCH_VENV,
             "torch_ppo.py",
-            settings={
-                "1 thread": ("--threads", "1"),
-                "2 threads": ("--threads", "2"),
-                "2 threads, channels last": ("--threads", "2", "--channels-last"),
-            },
+            settings={"1 thread": ("--threads", "1"), "2 threads": ("--threads", "2")},
+        ),
+        Peer(
+            "torch, channels last",  # not plain any more, but PyTorch's advice for CPUs
+            TORCH_VENV,
+            "torch_ppo.py",
+            flags=("--channels-last",),
+            settings={"2 threads": ("--threads", "2")},
         ),
         Peer(
             "gymnax reference",

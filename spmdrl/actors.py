@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Bool, Float, Int
 
 from spmdrl.config import Config
 from spmdrl.envs.base import EnvBatch
+from spmdrl.mesh import AXIS
 from spmdrl.nets.policy import Policy
-from spmdrl.shards import in_shards
+from spmdrl.shards import in_shards, split_envs
 from spmdrl.types import Array, Carry, Rollout, TimeStep
 
 
@@ -43,8 +45,8 @@ class Steps(struct.PyTreeNode):
     first: Array
     valid: Array
     action: Array
-    log_prob: Array
-    value: Array
+    dist_params: Array
+    value: Array | None  # None: the critic looks back when all rows are there
     reward: Array  # raw
     terminated: Array
     truncated: Array
@@ -83,14 +85,37 @@ def act(
     first: Array,
     noise: Array,
 ) -> tuple[Carry, Array, Array, Array]:
-    """`(carry, action, log_prob, value)` of one step."""
+    """`(carry, action, dist_params, value)` of one step."""
 
     def of_rows(carry: Carry, obs: Array, first: Array, noise: Array) -> Any:
         carry, dist_params, value = policy.apply(variables, carry, obs, first)
         action = policy.dist.sample(dist_params, noise)
-        return carry, action, policy.dist.log_prob(dist_params, action), value
+        return carry, action, dist_params, None if policy.critic_apart else value
 
     return in_shards(of_rows, shards, carry, obs, first, noise)
+
+
+LOOK_BACK_ROWS = 4096  # at once: large matrix products, and temporaries that stay small
+
+
+def look_back(
+    policy: Policy, shards: int, variables: Any, steps: Steps
+) -> tuple[Float[Array, "T B"], Float[Array, "T B"]]:
+    """`(log_prob, value)` of all rows: what no step had to wait for."""
+
+    def values(obs: Array, first: Array) -> Array:
+        at_once = max(1, LOOK_BACK_ROWS // first.shape[1])
+        judge = lambda row: policy.apply(variables, (), *row)[2]  # noqa: E731
+        return jax.lax.map(judge, (obs, first), batch_size=at_once)
+
+    def of_shard(steps: Steps) -> tuple[Array, Array]:
+        value = values(steps.obs, steps.first) if steps.value is None else steps.value
+        return policy.dist.log_prob(steps.dist_params, steps.action), value
+
+    if shards == 1:
+        return of_shard(steps)
+    found = jax.lax.map(of_shard, split_envs(P(None, AXIS), steps, shards))
+    return jax.tree.map(lambda x: jnp.concatenate(list(x), axis=1), found)
 
 
 def accumulate(
@@ -103,13 +128,19 @@ def accumulate(
         y = x + discount * y
         return jnp.where(end, 0.0, y), y
 
-    return jax.lax.scan(step, start, (x, ends), unroll=8)
+    return jax.lax.scan(step, start, (x, ends))
 
 
 def finish_rollout(
-    config: Config, env_ids: Array, before: ActorState, steps: Steps, after: ActorState
+    config: Config,
+    env_ids: Array,
+    before: ActorState,
+    steps: Steps,
+    opinions: tuple[Array, Array],
+    after: ActorState,
 ) -> tuple[ActorState, Rollout, dict[str, Array]]:
-    """Derive what learning and reporting need from the raw rows."""
+    """Derive what learning and reporting need from the raw rows and what was thought of them."""
+    log_prob, value = opinions
     raw = jnp.where(steps.valid, steps.reward, 0.0)
     reward = transform_reward(config.env.reward, raw)
     ends = steps.terminated | steps.truncated
@@ -128,8 +159,8 @@ def finish_rollout(
         obs=steps.obs,
         first=steps.first,
         action=steps.action,
-        log_prob=steps.log_prob,
-        value=steps.value,
+        log_prob=log_prob,
+        value=value,
         reward=reward,
         discounted_return=returns,
         terminated=steps.terminated,
@@ -169,15 +200,16 @@ class ScanActor:
 
             def step(loop: Any, noise_t: Array) -> tuple[Any, Steps]:
                 handle, s = loop
-                carry, action, log_prob, value = act(
+                carry, action, *thought = act(
                     policy, shards, variables, s.carry, s.obs, s.first, noise_t
                 )
                 handle, answer = xla.step(handle, action)
-                row = make_row(s, action, log_prob, value, answer)
+                row = make_row(s, action, *thought, answer)
                 return (handle, next_state(s, carry, answer)), row
 
             (handle, after), steps = jax.lax.scan(step, (handle, before), noise)
-            return handle, *finish_rollout(config, ids, before, steps, after)
+            opinions = look_back(policy, shards, variables, steps)
+            return handle, *finish_rollout(config, ids, before, steps, opinions, after)
 
         self._collect = jax.jit(collect)
 
@@ -215,13 +247,13 @@ def initial_state(env: EnvBatch, policy: Policy) -> ActorState:
     )
 
 
-def make_row(s: ActorState, action: Any, log_prob: Any, value: Any, answer: TimeStep) -> Steps:
+def make_row(s: ActorState, action: Any, dist_params: Any, value: Any, answer: TimeStep) -> Steps:
     return Steps(
         obs=s.obs,
         first=s.first,
         valid=~s.resetting,
         action=action,
-        log_prob=log_prob,
+        dist_params=dist_params,
         value=value,
         reward=answer.reward,
         terminated=answer.terminated,
@@ -272,9 +304,12 @@ class LoopActor:
             Half(env, cut, act_compiled, self._device) for env, cut in zip(envs, cuts, strict=True)
         ]
         self.place(_side_by_side([initial_state(env, policy) for env in envs]))
-        self._finish = jax.jit(
-            lambda before, steps, after: finish_rollout(config, ids, before, steps, after)
-        )
+
+        def finish(variables: Any, before: ActorState, steps: Steps, after: ActorState) -> Any:
+            opinions = look_back(policy, shards, variables, steps)
+            return finish_rollout(config, ids, before, steps, opinions, after)
+
+        self._finish = jax.jit(finish)
         self._rows_of = partial(empty_rows, num_steps, self.num_envs)
 
     def place(self, state: ActorState) -> None:
@@ -287,7 +322,7 @@ class LoopActor:
         return np.concatenate([half.env.recv().obs for half in self.halves])
 
     def start(self, variables: Any, key: Array, update: Array) -> None:
-        self._steps: Steps | None = None
+        self._variables, self._steps = variables, None
         for half, noise in zip(self.halves, self._noise(key, update), strict=True):
             half.start(jax.tree.map(lambda x, h=half: x[h.rows], self.state), variables, noise)
 
@@ -296,13 +331,13 @@ class LoopActor:
         row = half.receive()
         if self._steps is None:
             self._steps = self._rows_of(row)
-        for name in Steps.__dataclass_fields__:
-            getattr(self._steps, name)[t, half.rows] = getattr(row, name)
+        for room, x in zip(jax.tree.leaves(self._steps), jax.tree.leaves(row), strict=True):
+            room[t, half.rows] = x
 
     def finish(self) -> tuple[Rollout, dict[str, Array]]:
         after = _side_by_side([jax.device_get(half.state) for half in self.halves])
         parts = jax.device_put((self.state, self._steps, after), self._device)
-        state, rollout, episodes = self._finish(*parts)
+        state, rollout, episodes = self._finish(self._variables, *parts)
         self.place(jax.device_get(state))
         return rollout, episodes
 
@@ -336,8 +371,7 @@ class Half:
     def receive(self) -> Steps:
         """Wait for the simulation."""
         answer = self.env.recv()
-        action, log_prob, value = self._decision
-        row = make_row(self.state, action, log_prob, value, answer)
+        row = make_row(self.state, *self._decision, answer)
         self.state = next_state(self.state, self._carry, answer)
         return row
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -31,6 +32,7 @@ from spmdrl.stages import (
     finish,
     gradient_sums,
     moment_sums,
+    no_moments,
     prepare,
     prepared_specs,
 )
@@ -60,7 +62,7 @@ def init_train_state(
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        opt_state=make_optimizer(config).init(params),
+        opt_state=make_optimizer(config).init(ravel_pytree(params)[0]),
         obs_moments=obs_moments,
         reward_moments=moments.init(()),
         behind=(params, obs_moments) if config.overlap else (),
@@ -89,7 +91,9 @@ def _fused(learner: Learner, mesh: Mesh) -> Update:
     add = learner.sync.in_step
 
     def update(state: TrainState, rollout: Rollout, key: Array) -> Any:
-        sums = add(moment_sums(learner, state, rollout), None)
+        sums = no_moments(learner)
+        if learner.normalizes:
+            sums = add(moment_sums(learner, state, rollout), None)
         prepared, partial = prepare(learner, state, rollout, key, sums)
         advantages = add(partial, sums)
 
@@ -143,14 +147,15 @@ def _staged(learner: Learner, mesh: Mesh) -> Update:
     finish_of = compiled(
         lambda s, p, q, f, r: finish(learner, s, p, q, f, r), (P(), P(), prep, P(), P()), P()
     )
-    device = mesh.local_devices[0]
+    device, nothing = mesh.local_devices[0], replicate(no_moments(learner), mesh)
 
     def total(tree: Any) -> Any:
         return replicate(between(on_device(tree, device)), mesh)
 
     def update(state: TrainState, rollout: Rollout, key: Array) -> Any:
         key = replicate(key, mesh)
-        prepared, partial = prepare_of(state, rollout, key, total(moments_of(state, rollout)))
+        sums = total(moments_of(state, rollout)) if learner.normalizes else nothing
+        prepared, partial = prepare_of(state, rollout, key, sums)
         advantages = total(partial)
         progress, reports = replicate(begin(state), mesh), []
         for _ in range(learner.num_gradients):

@@ -90,7 +90,7 @@ def steps_of(valid, reward, terminated, truncated, episode_over):
         first=column(np.zeros(len(valid))),
         valid=column(valid),
         action=blank,
-        log_prob=blank,
+        dist_params=blank,
         value=blank,
         reward=column(reward, np.float32),
         terminated=column(terminated),
@@ -128,7 +128,9 @@ GAME = {
 
 def finish(steps, before):
     ids = np.arange(1, dtype=np.int32)
-    return jax.jit(lambda b, s: finish_rollout(FINISH, ids, b, s, b))(before, steps)
+    return jax.jit(lambda b, s: finish_rollout(FINISH, ids, b, s, (s.value, s.value), b))(
+        before, steps
+    )
 
 
 def test_finish_rollout_by_hand():

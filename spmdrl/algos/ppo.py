@@ -2,7 +2,7 @@
 
 Sums, not means: those of disjoint sets of rows add up, so any split of a minibatch over chunks,
 devices and ranks gives the gradient of the whole after one division by the count of valid rows.
-Public names: `Rows`, `ppo_sums`, `mask_rows`.
+Public names: `REPORTED`, `Rows`, `ppo_sums`, `mask_rows`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Shaped
 
 from spmdrl.config import AlgoConfig
 from spmdrl.nets.distributions import Distribution
+
+REPORTED = ("loss/policy", "loss/value", "loss/entropy", "ppo/approx_kl", "ppo/clip_frac")
 
 
 class Rows(struct.PyTreeNode):

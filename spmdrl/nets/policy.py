@@ -32,6 +32,7 @@ class Policy(NamedTuple):
     apply: Callable[[Any, Carry, Array, Array], tuple[Carry, Array, Array]]
     initial_carry: Callable[[int], Carry]
     dist: Distribution
+    critic_apart: bool  # values need nothing of the actor, so no step has to wait for them
 
 
 def dense(features: int, gain: float, name: str | None = None) -> nn.Dense:
@@ -58,9 +59,8 @@ class NatureCnn(nn.Module):
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
-        if x.shape[1] < x.shape[3]:
-            x = x.transpose(0, 2, 3, 1)
-        x = nn.relu(Conv(32, 8, 4, self.method, scale=1 / 255)(x))
+        channels_first = x.shape[1] < x.shape[3]
+        x = nn.relu(Conv(32, 8, 4, self.method, 1 / 255, channels_first)(x))
         x = nn.relu(Conv(64, 4, 2, self.method)(x))
         x = nn.relu(Conv(64, 3, 1, self.method)(x))
         return nn.relu(dense(512, SQRT2)(x.reshape(x.shape[0], -1)))
@@ -123,7 +123,13 @@ def make_policy(config: Config, spec: EnvSpec) -> Policy:
     def apply(variables: Any, carry: Carry, obs: Array, first: Array) -> Any:
         return net.apply(variables, carry, obs, first)
 
-    return Policy(init=init, apply=apply, initial_carry=lambda _: (), dist=dist)
+    return Policy(
+        init=init,
+        apply=apply,
+        initial_carry=lambda _: (),
+        dist=dist,
+        critic_apart=not (config.net.shared or spec.is_image),  # a few images are enough at once
+    )
 
 
 def _torso_maker(config: Config, spec: EnvSpec) -> Callable[[str], nn.Module]:
