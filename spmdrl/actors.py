@@ -200,11 +200,11 @@ class ScanActor:
 
             def step(loop: Any, noise_t: Array) -> tuple[Any, Steps]:
                 handle, s = loop
-                carry, action, *thought = act(
+                carry, action, dist_params, value = act(
                     policy, shards, variables, s.carry, s.obs, s.first, noise_t
                 )
                 handle, answer = xla.step(handle, action)
-                row = make_row(s, action, *thought, answer)
+                row = make_row(s, action, dist_params, value, answer)
                 return (handle, next_state(s, carry, answer)), row
 
             (handle, after), steps = jax.lax.scan(step, (handle, before), noise)
@@ -322,7 +322,8 @@ class LoopActor:
         return np.concatenate([half.env.recv().obs for half in self.halves])
 
     def start(self, variables: Any, key: Array, update: Array) -> None:
-        self._variables, self._steps = variables, None
+        self._variables = variables
+        self._steps: Steps | None = None
         for half, noise in zip(self.halves, self._noise(key, update), strict=True):
             half.start(jax.tree.map(lambda x, h=half: x[h.rows], self.state), variables, noise)
 
@@ -371,7 +372,8 @@ class Half:
     def receive(self) -> Steps:
         """Wait for the simulation."""
         answer = self.env.recv()
-        row = make_row(self.state, *self._decision, answer)
+        action, dist_params, value = self._decision
+        row = make_row(self.state, action, dist_params, value, answer)
         self.state = next_state(self.state, self._carry, answer)
         return row
 
