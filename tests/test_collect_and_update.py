@@ -10,11 +10,13 @@ import jax
 import numpy as np
 import pytest
 
+from spmdrl import actors
 from spmdrl import rollout as rollout_module
 from spmdrl.actors import ScanActor
-from spmdrl.config import AlgoConfig, Config, EnvConfig, SyncConfig
+from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, SyncConfig
 from spmdrl.mesh import local_devices, make_mesh, replicate
 from spmdrl.nets import make_policy
+from spmdrl.nets.policy import variables_of
 from spmdrl.rollout import Collector
 from spmdrl.sync import NotFinite, NotFiniteError, make_grad_sync
 from spmdrl.types import Rollout, TrainState
@@ -29,11 +31,11 @@ SWING = dataclasses.replace(SMALL, env=EnvConfig(id="HalfCheetah-v4", num_envs=8
 
 
 class Setup:
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, shards: int = 1):
         self.config = config
         self.mesh = make_mesh(local_devices(1))
         ids = range(config.env.num_envs)
-        self.collector = Collector(config, partial(make_policy, config), self.mesh, ids, 1, 1)
+        self.collector = Collector(config, partial(make_policy, config), self.mesh, ids, 1, shards)
         self.key = replicate(jax.random.PRNGKey(3), self.mesh)
 
     def state(self) -> TrainState:
@@ -88,6 +90,23 @@ def test_the_compiled_rollout_equals_the_python_loop(config, num_envs, monkeypat
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
     np.testing.assert_allclose(a.log_prob, b.log_prob, atol=1e-5)
     np.testing.assert_allclose(a.value, b.value, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["critic apart", "one torso"])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_opinions_equal_the_policy_asked_step_by_step(shards, shared, monkeypatch):
+    # 32 steps in blocks of 5 and a rest of 2, or with shards of two environments 20 and 12
+    monkeypatch.setattr(actors, "LOOK_BACK_ROWS", 40)
+    config = dataclasses.replace(SMALL, net=NetConfig(shared=shared))
+    setup = Setup(config, shards)
+    rollout, policy = as_numpy(setup.collect()), setup.collector.policy
+    assert policy.critic_apart is not shared
+    variables = variables_of(setup.state().params, ())
+    for t in range(config.algo.num_steps):
+        _, dist_params, value = policy.apply(variables, (), rollout.obs[t], rollout.first[t])
+        log_prob = policy.dist.log_prob(dist_params, rollout.action[t])
+        np.testing.assert_allclose(rollout.value[t], value, atol=1e-6)
+        np.testing.assert_allclose(rollout.log_prob[t], log_prob, atol=1e-6)
 
 
 def test_nothing_moves_between_host_and_device_unasked(monkeypatch):
