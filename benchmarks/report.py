@@ -31,6 +31,7 @@ TITLES = {
     "memory": "Peak memory",
     "profile": "Where the time of an iteration goes",
     "deterministic": "The cost of equal bits",
+    "overlap": "Collecting while learning",
     "checkpointing": "The cost of checkpoints",
     "faults": "When a rank breaks",
     "kills": "Killed and resumed",

@@ -84,7 +84,7 @@ def act(
     obs: Array,
     first: Array,
     noise: Array,
-) -> tuple[Carry, Array, Array, Array]:
+) -> tuple[Carry, Array, Array, Array | None]:
     """`(carry, action, dist_params, value)` of one step."""
 
     def of_rows(carry: Carry, obs: Array, first: Array, noise: Array) -> Any:

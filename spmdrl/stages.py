@@ -163,6 +163,7 @@ def step_order(key: Array, env_ids: Array, epochs: int, num_steps: int) -> Int[A
     """
     draw = jax.vmap(lambda g: jax.random.bits(jax.random.fold_in(key, g), (epochs, num_steps)))
     # The step's number in the low bits: one array to sort, which XLA does much faster than two.
+    # Equal high bits, which are rare, stay in order.
     low = (num_steps - 1).bit_length()
     numbered = (draw(env_ids) >> low << low) | jnp.arange(num_steps, dtype=jnp.uint32)
     order = jax.lax.sort(numbered, is_stable=False) & ((1 << low) - 1)

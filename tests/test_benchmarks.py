@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import comm
 import common
 import cost_model
+import flags
 import scaling
 import trainer
 from cost_model import Link, Work
@@ -185,3 +186,19 @@ def test_most_nodes_that_keep_a_share():
     assert cost_model.most_nodes(rows, "gather", 0.8) == "2 nodes"
     assert cost_model.most_nodes(rows, "gather", 0.5) == "4 nodes"
     assert cost_model.most_nodes(rows, "gather", 0.95) == "1 node"
+
+
+def test_a_flag_is_compared_within_each_round(monkeypatch):
+    # Two rounds; the machine is twice as fast in the second: 0.5 both times.
+    rates = iter([100.0, 50.0, 200.0, 100.0])
+    seen, texts = [], []
+    monkeypatch.setattr(flags, "save", lambda name, data, text: texts.append(text))
+
+    def rate(task):
+        seen.append(task.flags)
+        return next(rates)
+
+    flags.compare("costs", "--flag", [trainer.Task("a", "cartpole", 8, 16, 1, 1)], 2, rate, "Why.")
+    assert seen == [(), ("--flag",), (), ("--flag",)]
+    assert "| a, 8 x 16 | 150 | 75.0 | 0.50 (0.50–0.50) |" in texts[0]
+    assert "with `--flag`, steps/s" in texts[0]
