@@ -30,6 +30,7 @@ TITLES = {
     "compile": "Until the first update",
     "memory": "Peak memory",
     "profile": "Where the time of an iteration goes",
+    "tuning": "What was changed for speed, and what did not help",
     "deterministic": "The cost of equal bits",
     "overlap": "Collecting while learning",
     "checkpointing": "The cost of checkpoints",
