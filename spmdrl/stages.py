@@ -30,7 +30,9 @@ from spmdrl.shards import rollout_specs, split_envs
 from spmdrl.sync import GradSync
 from spmdrl.types import Array, Moments, Rollout, TrainState
 
-IMAGE_CHUNK = 32  # images whose activations fit into a CPU's cache
+# Rows whose activations fit into a CPU's cache.
+IMAGE_CHUNK = 32
+VECTOR_CHUNK = 2048
 
 
 @dataclass(frozen=True)
@@ -386,10 +388,11 @@ def take_steps(x: Array, order: Int[Array, "T B"]) -> Array:
 
 
 def chunk_size(rows: int, obs: Array) -> int:
-    """All rows of vectors at once; images in the largest chunks that divide and fit the cache."""
-    if obs.ndim < 5:
-        return rows
-    return max(n for n in range(1, min(rows, IMAGE_CHUNK) + 1) if rows % n == 0)
+    """The largest chunk that divides the rows and fits the cache; all rows where it were tiny."""
+    is_image = obs.ndim == 5
+    most = IMAGE_CHUNK if is_image else VECTOR_CHUNK
+    size = max(n for n in range(1, min(rows, most) + 1) if rows % n == 0)
+    return size if is_image or 4 * size > most else rows
 
 
 def sum_over_chunks(function: Callable[..., Any], size: int, *rows: Array) -> Any:

@@ -276,8 +276,12 @@ def test_chunks_of_images_divide_the_rows_and_fit(rows):
     assert not any(rows % n == 0 for n in range(size + 1, IMAGE_CHUNK + 1) if n <= rows)
 
 
-def test_vectors_are_one_chunk():
-    assert chunk_size(5000, np.empty((1, 1, 8))) == 5000
+@pytest.mark.parametrize(
+    ("rows", "size"), [(256, 256), (2048, 2048), (16384, 2048), (5000, 1250), (4999, 4999)]
+)
+def test_chunks_of_vectors(rows, size):
+    # 4999 is prime: one by one would be slower than all at once
+    assert chunk_size(rows, np.empty((1, 1, 8))) == size
 
 
 @pytest.mark.parametrize(
