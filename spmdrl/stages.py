@@ -32,7 +32,7 @@ from spmdrl.types import Array, Moments, Rollout, TrainState
 
 # Rows whose activations fit into a CPU's cache.
 IMAGE_CHUNK = 32
-VECTOR_CHUNK = 2048
+VECTOR_CHUNK = 1024
 
 
 @dataclass(frozen=True)
