@@ -2,7 +2,7 @@
 
 python -m spmdrl.train configs/cartpole.py
 
-One core: about half a minute. Return 500 at the end (seeds 1 to 3: 500, 500, 500).
+One core: less than half a minute. Return 500 at the end (seeds 1 to 3: 500, 500, 500).
 """
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig

@@ -327,6 +327,7 @@ def test_channels_first_and_last_give_the_same_answer():
     outputs = run(last, params, obs)
     assert np.abs(outputs[1]).min() > 0
     transposed = run(first, params, obs.transpose(0, 3, 1, 2))
+    # Not the same bits: the first layer adds the pixels of a patch up in another order.
     jax.tree.map(assert_close, outputs, transposed)
 
 
