@@ -35,6 +35,14 @@ SWING = dataclasses.replace(
     net=NetConfig(shared=True),
     algo=dataclasses.replace(ALGO, clip_value=False, normalize_advantage="none"),
 )
+# Two chunks of images a minibatch. Adam turns noise into whole steps where a gradient is nothing
+# else, so its epsilon is large.
+PONG = dataclasses.replace(
+    CARTPOLE,
+    env=EnvConfig(id="Pong-v5", num_envs=8),
+    algo=dataclasses.replace(ALGO, epochs=1),
+    optim=dataclasses.replace(CARTPOLE.optim, adam_eps=1e-3),
+)
 
 
 def advantages(config: Config, rows: Rollout, last_value: np.ndarray) -> np.ndarray:
@@ -92,7 +100,9 @@ def learn_plainly(config: Config, policy: Any, params: Any, rollout: Rollout, ke
     return params
 
 
-@pytest.mark.parametrize("config", [CARTPOLE, SWING], ids=["cartpole", "halfcheetah, one torso"])
+@pytest.mark.parametrize(
+    "config", [CARTPOLE, SWING, PONG], ids=["cartpole", "halfcheetah, one torso", "pong"]
+)
 def test_an_update_equals_the_same_written_plainly(config):
     mesh = make_mesh(local_devices(1))
     collector = Collector(
@@ -109,6 +119,6 @@ def test_an_update_equals_the_same_written_plainly(config):
     moved = max(
         np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (before, expected)), strict=True)
     )
-    assert moved > 0.01
+    assert moved > 0.005
     close = partial(np.testing.assert_allclose, rtol=0, atol=2e-5)
     jax.tree.map(close, jax.device_get(learned.params), jax.device_get(expected))
