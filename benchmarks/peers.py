@@ -7,17 +7,19 @@
 Each peer runs in a virtual environment of its own, which the first start installs from the package
 index (3 GB under ~/.cache/spmdrl/peers; more where only PyTorch with CUDA is in reach). A first
 round, which does not count, tries the settings of every trainer, spmdrl's too; later rounds use the
-fastest. All take turns, and a ratio is between neighbours in time. Writes
-benchmarks/results/peers.json, .md and .png.
+fastest. All take turns, and a ratio is between neighbours in time. Cases that are not measured
+again stay in the results. Writes benchmarks/results/peers.json, .md and .png.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from common import (
+    RESULTS,
     Spread,
     about_spread,
     arguments,
@@ -32,6 +34,8 @@ from common import (
 from contest import CASES, US, Case, Contest, Found, Runs, choose
 from rivals import PEERS
 from work import Work
+
+Occasion = dict[str, Any]  # of a case: when it was measured, in how many rounds, under which load
 
 
 def ratio(ours: Found, theirs: Found) -> Spread | None:
@@ -60,21 +64,48 @@ def summarize(cases: Sequence[Case], found: dict[tuple[str, str], Found]) -> lis
     return rows
 
 
+def kept() -> dict[str, Any]:
+    """What earlier calls have measured."""
+    file = RESULTS / "peers.json"
+    return json.loads(file.read_text()) if file.exists() else {"runs": [], "cases": {}, "peers": {}}
+
+
+def joined(
+    known: Sequence[dict[str, Any]], found: dict[tuple[str, str], Found]
+) -> tuple[list[Case], dict[tuple[str, str], Found]]:
+    """With the earlier runs of the cases that were not measured now."""
+    new = {case for case, _ in found}
+    earlier = {
+        (run["case"], run["trainer"]): Found(
+            **{k: x for k, x in run.items() if k not in ("case", "trainer")}
+        )
+        for run in known
+        if run["case"] not in new
+    }
+    both = earlier | found
+    cases = [choose([c.name], [t for n, t in both if n == c.name], 0) for c in CASES]
+    return [case for found_cases in cases for case in found_cases], both
+
+
 def report(
     cases: Sequence[Case], rows: Sequence[dict[str, Any]], versions: dict[str, dict[str, str]],
-    loads: Sequence[float], repeats: int, head: str,
+    occasions: dict[str, Occasion], head: str,
 ) -> str:  # fmt: skip
+    repeats = max(occasion["rounds"] for occasion in occasions.values())
     header = ["case", "trainer", "setting", "steps/s", "spmdrl / theirs", "at least"]
     return "\n\n".join(
         [
-            f"{head} At the start of the rounds it was between {min(loads):.1f} and "
-            f"{max(loads):.1f}, which is the benchmark's own if nothing else ran.",
+            head,
             table(header, [_cells(row) for row in rows]),
             f"{about_spread(repeats)} Ratios are taken in each round and then their median. Each "
             "trainer runs with the fastest of its settings, found in a round that does not count:",
             table(["case", "trainer", "setting", "steps/s in the first round"], _trials(rows)),
-            "The work of an update:",
-            table(["case", "environment", ""], [[c.name, c.work.env, size(c.work)] for c in cases]),
+            "The work of an update, and when it was measured. `load` is the load average at the "
+            "start of the rounds, which is the benchmark's own if nothing else ran.",
+            table(
+                ["case", "environment", "", "rounds", "measured", "load"],
+                [[c.name, c.work.env, size(c.work), *_occasion(occasions[c.name])] for c in cases],
+            ),
             "Versions:",
             table(["trainer", ""], [[name, _listed(found)] for name, found in versions.items()]),
         ]
@@ -97,6 +128,11 @@ def _trials(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         cells += [[*start, setting, number(sps)] for setting, sps in row["trial"].items()]
         cells += [[*start, setting, f"not run: {why}"] for setting, why in row["refused"].items()]
     return cells
+
+
+def _occasion(of: Occasion) -> list[str]:
+    low, high = min(of["loads"]), max(of["loads"])
+    return [str(of["rounds"]), of["when"], f"{low:.1f}–{high:.1f}"]
 
 
 def _listed(versions: dict[str, str]) -> str:
@@ -157,14 +193,17 @@ def main() -> None:
         return
     contest.try_settings()
     contest.measure(args.repeats)
-    rows = summarize(cases, contest.found)
-    versions = versions_of(rows)
-    text = report(cases, rows, versions, contest.loads, args.repeats, made_by(host))
+    known = kept()
+    occasion = {"when": host["when"], "rounds": args.repeats, "loads": contest.loads}
+    occasions = known["cases"] | {case.name: occasion for case in cases}
+    cases, found = joined(known["runs"], contest.found)
+    rows = summarize(cases, found)
+    versions = known["peers"] | versions_of(rows)
+    text = report(cases, rows, versions, occasions, made_by(host))
     runs = [
-        {"case": case, "trainer": trainer, **vars(found)}
-        for (case, trainer), found in contest.found.items()
+        {"case": case, "trainer": trainer, **vars(one)} for (case, trainer), one in found.items()
     ]
-    data = {"machine": host, "peers": versions, "loads": contest.loads, "runs": runs}
+    data = {"machine": host, "peers": versions, "cases": occasions, "runs": runs}
     save("peers", data | {"summary": rows}, text, draw(rows))
 
 

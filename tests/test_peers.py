@@ -119,6 +119,8 @@ def test_every_version_is_pinned():
 # ---------------------------------------------------------------------------------------------
 # Rounds
 
+ONCE = {"when": "2026-11-16 17:00", "rounds": 5, "loads": [0.1, 2.0]}
+
 
 @pytest.fixture
 def toy():
@@ -174,7 +176,7 @@ def test_peer_that_cannot_be_installed_stays_in_the_table(toy, monkeypatch):
     made.try_settings()
     made.measure(1)
     rows = peers.summarize([CASE], made.found)
-    text = peers.report([CASE], rows, {}, made.loads, 1, "Made by hand.")
+    text = peers.report([CASE], rows, {}, {"toy": ONCE}, "Made by hand.")
     assert "| toy | SB3 |  | not run: cannot be installed: uv pip: no such package |  | 8 |" in text
 
 
@@ -193,12 +195,29 @@ def test_table(toy):
     made.try_settings()
     made.measure(5)
     rows = peers.summarize([CASE], made.found)
-    text = peers.report([CASE], rows, {"SB3": {"torch": "2"}}, [0.1, 2.0], 5, "Made by hand.")
+    text = peers.report([CASE], rows, {"SB3": {"torch": "2"}}, {"toy": ONCE}, "Made by hand.")
     assert "| toy | spmdrl | 2 ranks | 200 (200–200) |  |  |" in text
     assert "| toy | SB3 | SubprocVecEnv | 20.0 (20.0–20.0) | 10.0 (10.0–10.0) | 8 |" in text
     assert "| toy | SB3 | DummyVecEnv | 10.0 |" in text
     assert "| SB3 | torch 2 |" in text
-    assert "between 0.1 and 2.0" in text
+    assert "| 5 | 2026-11-16 17:00 | 0.1–2.0 |" in text
+
+
+def test_cases_that_were_not_measured_again_stay():
+    earlier = [
+        {"case": case, "trainer": trainer, **vars(Found({"": rate}, {}, [rate]))}
+        for case in ("CartPole 8", "Pong 8")
+        for trainer, rate in (("spmdrl", 6.0), ("SB3", 2.0), ("torch reference", 3.0))
+    ]
+    now = {("Pong 8", "spmdrl"): Found({"": 9.0}, {}, [9.0]),
+           ("Pong 8", "torch reference"): Found({"": 1.0}, {}, [1.0])}  # fmt: skip
+    cases, found = peers.joined(earlier, now)
+    rows = peers.summarize(cases, found)
+    assert [(r["case"], r["trainer"]) for r in rows] == [
+        ("CartPole 8", "spmdrl"), ("CartPole 8", "SB3"),
+        ("Pong 8", "spmdrl"), ("Pong 8", "torch reference"),
+    ]  # fmt: skip
+    assert [row["ratio"].median for row in rows if row["ratio"]] == [3.0, 9.0]
 
 
 def test_choice_of_cases_and_peers():
