@@ -25,6 +25,7 @@ TITLES = {
     "throughput": "Throughput beside its limits",
     "peers": "Throughput beside other libraries",
     "scaling": "From one rank to two",
+    "lockstep": "What this machine takes from processes that wait for each other",
     "scaling_namespaces": "Ranks with a network between them",
     "comm": "Communication of one update",
     "compile": "Until the first update",

@@ -25,7 +25,9 @@ from spmdrl.algos.gae import fold_discounts, gae
 from spmdrl.algos.ppo import REPORTED, Rows, mask_rows, ppo_sums
 from spmdrl.config import Config
 from spmdrl.mesh import AXIS
+from spmdrl.nets import wide
 from spmdrl.nets.policy import Policy, variables_of
+from spmdrl.nets.wide import Factors
 from spmdrl.shards import rollout_specs, split_envs
 from spmdrl.sync import GradSync
 from spmdrl.types import Array, Moments, Rollout, TrainState
@@ -232,13 +234,19 @@ def gradient_sums(
     algo = learner.config.algo
     clip_eps = scheduled(algo.clip_eps, algo.clip_schedule, learner, state)
 
-    def loss(params: Any, obs: Array, first: Array, rows: Rows) -> tuple[Array, Any]:
+    def loss(
+        params: Any, probes: Factors, obs: Array, first: Array, rows: Rows
+    ) -> tuple[Array, Any]:
         variables = variables_of(params, state.obs_moments)
         carry = learner.policy.initial_carry(obs.shape[0])
-        _, dist_params, value = learner.policy.apply(variables, carry, obs, first)
-        return ppo_sums(algo, learner.policy.dist, clip_eps, dist_params, value, rows)
+        (_, dist_params, value), inputs = learner.policy.apply_probed(
+            variables, probes, carry, obs, first
+        )
+        total, sums = ppo_sums(algo, learner.policy.dist, clip_eps, dist_params, value, rows)
+        return total, (sums, inputs)
 
-    def of_chunk(shard: Rollout, prep: Prepared, t: Array, b: Array) -> dict[str, Any]:
+    def of_chunk(shard: Rollout, prep: Prepared, t: Array, b: Array) -> tuple[Any, Any]:
+        """What is summed over chunks, and the factors, whose rows stay apart."""
         rows = Rows(
             action=shard.action[t, b],
             log_prob=shard.log_prob[t, b],
@@ -250,22 +258,26 @@ def gradient_sums(
         obs = shard.obs[t, b]
         if jnp.issubdtype(obs.dtype, jnp.floating):
             obs = mask_rows(rows.weight, obs)
-        grads, sums = jax.grad(loss, has_aux=True)(state.params, obs, shard.first[t, b], rows)
-        return {"grads": grads, "sums": sums, "count": rows.weight.sum()}
+        probes = wide.probes_of(state.params, t.shape[0])
+        (grads, errors), (sums, inputs) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+            state.params, probes, obs, shard.first[t, b], rows
+        )
+        grads = wide.drop_kernels(grads)
+        return {"grads": grads, "sums": sums, "count": rows.weight.sum()}, (inputs, errors)
 
     def of_shard(shard: Rollout, prep: Prepared) -> Float[Array, "n"]:
         size = learner.config.algo.num_steps // learner.minibatches
         t = jax.lax.dynamic_slice_in_dim(prep.order[epoch], minibatch * size, size)
         b = jnp.broadcast_to(jnp.arange(t.shape[1]), t.shape)
-        total = sum_over_chunks(
+        total, factors = sum_over_chunks(
             lambda ti, bi: of_chunk(shard, prep, ti, bi),
             chunk_size(t.size, shard.obs),
             t.reshape(-1),
             b.reshape(-1),
         )
-        grads = ravel_pytree(total.pop("grads"))[0]
+        grads = wide.add_kernels(total.pop("grads"), *factors)
         rest = total | {"bad": flag_not_finite(learner, grads)}
-        return jnp.concatenate([grads, ravel_pytree(rest)[0]])
+        return jnp.concatenate([ravel_pytree(grads)[0], ravel_pytree(rest)[0]])
 
     return each_shard(learner, of_shard, rollout, prepared)
 
@@ -395,19 +407,26 @@ def chunk_size(rows: int, obs: Array) -> int:
     return size if is_image or 4 * size > most else rows
 
 
-def sum_over_chunks(function: Callable[..., Any], size: int, *rows: Array) -> Any:
-    """`function` summed over chunks of the rows, so that its temporaries stay small."""
+def sum_over_chunks(
+    function: Callable[..., tuple[Any, Any]], size: int, *rows: Array
+) -> tuple[Any, Any]:
+    """`function` on chunks of the rows, so that its temporaries stay small.
+
+    Of its two results the first is summed, the second has a row for each row.
+    """
     chunks = rows[0].shape[0] // size
     if chunks == 1:
         return function(*rows)
     cut = tuple(x.reshape(chunks, size) for x in rows)
 
-    def add(total: Any, chunk: tuple[Array, ...]) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, function(*chunk)), None
+    def add(total: Any, chunk: tuple[Array, ...]) -> tuple[Any, Any]:
+        more, kept = function(*chunk)
+        return jax.tree.map(jnp.add, total, more), kept
 
-    shapes = jax.eval_shape(function, *(x[0] for x in cut))
+    shapes, _ = jax.eval_shape(function, *(x[0] for x in cut))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(add, zeros, cut)[0]
+    total, kept = jax.lax.scan(add, zeros, cut)
+    return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
 
 
 def flag_not_finite(learner: Learner, tree: Any) -> Float[Array, "places"]:

@@ -339,7 +339,7 @@ def test_nature_cnn_equals_plain_flax(method):
     for i, (features, size, stride) in enumerate([(32, 8, 4), (64, 4, 2), (64, 3, 1)]):
         conv = nn.Conv(features, (size, size), (stride, stride), padding="VALID")
         x = nn.relu(conv.apply({"params": torso[f"Conv_{i}"]}, x))
-    x = nn.relu(x.reshape(2, -1) @ torso["Dense_0"]["kernel"] + torso["Dense_0"]["bias"])
+    x = nn.relu(x.reshape(2, -1) @ torso["wide"]["kernel"] + torso["wide"]["bias"])
     assert_heads(params, x, *run(policy, params, images()), 1e-4)
 
 

@@ -259,9 +259,11 @@ def test_sum_over_chunks_is_the_sum_over_all(size):
     def function(t, b):
         seen.append(t.shape[0])
         x = jnp.asarray(table)[t, b]
-        return {"sum": x.sum(), "squares": [(x**2).sum(), jnp.float32(t.shape[0])]}
+        sums = {"sum": x.sum(), "squares": [(x**2).sum(), jnp.float32(t.shape[0])]}
+        return sums, {"rows": jnp.stack([x, -x], axis=1)}
 
-    out = sum_over_chunks(function, size, jnp.asarray(t), jnp.asarray(b))
+    out, kept = sum_over_chunks(function, size, jnp.asarray(t), jnp.asarray(b))
+    np.testing.assert_array_equal(kept["rows"], np.stack([table, -table], -1).reshape(12, 2))
     np.testing.assert_allclose(out["sum"], table.sum(), rtol=1e-5)
     np.testing.assert_allclose(out["squares"], [(table**2).sum(), 12], rtol=1e-5)
     assert set(seen) == {size}

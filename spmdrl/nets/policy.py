@@ -19,6 +19,7 @@ from spmdrl import moments
 from spmdrl.config import Config, ConfigError
 from spmdrl.nets.conv import Conv
 from spmdrl.nets.distributions import DiagNormal, Distribution, make_distribution
+from spmdrl.nets.wide import INPUTS, WIDE, Factors, WideDense, inputs_of, probed
 from spmdrl.types import Carry, EnvSpec, Moments, Params
 
 SQRT2 = 2.0**0.5
@@ -32,6 +33,7 @@ class Policy(NamedTuple):
     apply: Callable[[Any, Carry, Array, Array], tuple[Carry, Array, Array]]
     initial_carry: Callable[[int], Carry]
     dist: Distribution
+    apply_probed: Callable[..., tuple[tuple[Carry, Array, Array], Factors]]  # see `nets.wide`
     critic_apart: bool  # values need nothing of the actor, so no step has to wait for them
 
 
@@ -63,7 +65,8 @@ class NatureCnn(nn.Module):
         x = nn.relu(Conv(32, 8, 4, self.method, 1 / 255, channels_first)(x))
         x = nn.relu(Conv(64, 4, 2, self.method)(x))
         x = nn.relu(Conv(64, 3, 1, self.method)(x))
-        return nn.relu(dense(512, SQRT2)(x.reshape(x.shape[0], -1)))
+        wide = WideDense(512, nn.initializers.orthogonal(SQRT2), name=WIDE)
+        return nn.relu(wide(x.reshape(x.shape[0], -1)))
 
 
 class ActorCritic(nn.Module):
@@ -123,9 +126,14 @@ def make_policy(config: Config, spec: EnvSpec) -> Policy:
     def apply(variables: Any, carry: Carry, obs: Array, first: Array) -> Any:
         return net.apply(variables, carry, obs, first)
 
+    def apply_probed(variables: Any, probes: Factors, *inputs: Any) -> Any:
+        out, filled = net.apply(probed(variables, probes), *inputs, mutable=[INPUTS])
+        return out, inputs_of(filled)
+
     return Policy(
         init=init,
         apply=apply,
+        apply_probed=apply_probed,
         initial_carry=lambda _: (),
         dist=dist,
         critic_apart=not (config.net.shared or spec.is_image),  # a few images are enough at once

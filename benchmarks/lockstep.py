@@ -1,0 +1,99 @@
+"""What this machine takes from any program whose processes wait for each other.
+
+    python benchmarks/lockstep.py                     # about a minute
+
+Two processes on a core each multiply small matrices, the same number each. Freely, everyone goes on
+at once; in step, all wait for the slowest after every piece of work, as ranks do after every
+minibatch. What is lost in step is lost to cores that are slow at different times: a barrier itself
+takes a microsecond. Writes benchmarks/results/lockstep.json and .md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+from common import about_spread, arguments, machine, made_by, number, save, spread, table
+
+from spmdrl.launch import mpirun_command
+
+PIECES_MS = (0.1, 2.0, 20.0, 200.0)
+BLOCK_S = 0.5  # of one way, before the other has its turn
+
+
+def work(count: int, matrix: np.ndarray) -> None:
+    for _ in range(count):
+        matrix @ matrix
+
+
+def pieces_of(ms: float, matrix: np.ndarray) -> int:
+    """How many products take so long when nothing disturbs."""
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        work(10, matrix)
+        times.append((time.perf_counter() - start) / 10)
+    return max(1, round(1e-3 * ms / min(times)))
+
+
+def rank_main(repeats: int) -> None:
+    """One of the two processes; rank 0 prints the shares of each piece."""
+    from mpi4py import MPI
+
+    comm, matrix = MPI.COMM_WORLD, np.full((64, 64), 1e-3, np.float32)
+    found: dict[str, list[float]] = {}
+    for ms in PIECES_MS * repeats:
+        count = comm.bcast(pieces_of(ms, matrix))
+        rounds = max(1, round(1e3 * BLOCK_S / ms))
+        rates = {}
+        for in_step in (False, True):
+            comm.Barrier()
+            start = time.perf_counter()
+            for _ in range(rounds):
+                work(count, matrix)
+                if in_step:
+                    comm.Barrier()
+            own = rounds / (time.perf_counter() - start)
+            rates[in_step] = sum(comm.allgather(own))
+        found.setdefault(str(ms), []).append(rates[True] / rates[False])
+    if comm.rank == 0:
+        print(json.dumps(found))
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--worker", action="store_true", help="(internal) be one rank")
+    args = parser.parse_args()
+    if args.worker:
+        return rank_main(args.repeats)
+    host = machine()
+    worker = [sys.executable, __file__, "--worker", "--repeats", str(args.repeats)]
+    command = [*mpirun_command(2), *worker]
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    shares = {ms: spread(values) for ms, values in json.loads(done.stdout).items()}
+    rows = [
+        [f"{float(ms):g} ms", *(f"{number(100 * x)} %" for x in (s.median, s.low, s.high))]
+        for ms, s in shares.items()
+    ]
+    text = "\n\n".join(
+        [
+            made_by(host),
+            table(
+                ["work between two barriers", "speed in step, of that freely", "low", "high"], rows
+            ),
+            about_spread(args.repeats).replace("in brackets", "beside them"),
+        ]
+    )
+    return save(
+        "lockstep", {"machine": host, "shares": shares, "runs": json.loads(done.stdout)}, text
+    )
+
+
+if __name__ == "__main__":
+    main()
