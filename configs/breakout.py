@@ -2,7 +2,7 @@
 
 python -m spmdrl.train configs/breakout.py
 
-Ten million steps: about eight hours on two cores. Run for a few updates only; published for
+Ten million steps: six to seven hours on two cores. Run for a few updates only; published for
 these settings: 430.
 """
 
