@@ -1,7 +1,7 @@
 """Dense layers whose kernel's gradient is one product over all rows of a minibatch.
 
 The other gradients are summed over chunks of rows that fit a CPU's cache. For a kernel of a million
-numbers such a chunk is too short: most of its time would go to writing and adding whole kernels. So
+numbers such a chunk is too short: much of its time would go to writing and adding whole kernels. So
 a chunk gives the factors instead: the layer's inputs and the gradients of its outputs. Public
 names: `WideDense`, `Factors`, `probes_of`, `probed`, `inputs_of`, `drop_kernels`, `add_kernels`.
 """
