@@ -4,8 +4,8 @@
 
 Two processes on a core each multiply small matrices, the same number each. Freely, everyone goes on
 at once; in step, all wait for the slowest after every piece of work, as ranks do after every
-minibatch. What is lost in step is lost to cores that are slow at different times: a barrier itself
-takes a microsecond. Writes benchmarks/results/lockstep.json and .md.
+minibatch. What is lost in step is lost to cores that are slow at different times and, between the
+shortest pieces, to the barriers. Writes benchmarks/results/lockstep.json and .md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import sys
 import time
 
 import numpy as np
-from common import about_spread, arguments, machine, made_by, number, save, spread, table
+from common import Spread, about_spread, arguments, machine, made_by, save, spread, table
+from scaling import percent
 
 from spmdrl.launch import mpirun_command
 
@@ -64,6 +65,12 @@ def rank_main(repeats: int) -> None:
         print(json.dumps(found))
 
 
+def report(shares: dict[str, Spread], repeats: int, head: str) -> str:
+    rows = [[f"{float(ms):g} ms", percent(share)] for ms, share in shares.items()]
+    header = ["work between two barriers", "speed in step, of that freely"]
+    return "\n\n".join([head, table(header, rows), about_spread(repeats)])
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
@@ -76,23 +83,10 @@ def main() -> None:
     command = [*mpirun_command(2), *worker]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    shares = {ms: spread(values) for ms, values in json.loads(done.stdout).items()}
-    rows = [
-        [f"{float(ms):g} ms", *(f"{number(100 * x)} %" for x in (s.median, s.low, s.high))]
-        for ms, s in shares.items()
-    ]
-    text = "\n\n".join(
-        [
-            made_by(host),
-            table(
-                ["work between two barriers", "speed in step, of that freely", "low", "high"], rows
-            ),
-            about_spread(args.repeats).replace("in brackets", "beside them"),
-        ]
-    )
-    return save(
-        "lockstep", {"machine": host, "shares": shares, "runs": json.loads(done.stdout)}, text
-    )
+    runs = json.loads(done.stdout)
+    shares = {ms: spread(values) for ms, values in runs.items()}
+    text = report(shares, args.repeats, made_by(host))
+    return save("lockstep", {"machine": host, "shares": shares, "runs": runs}, text)
 
 
 if __name__ == "__main__":

@@ -83,8 +83,9 @@ def joined(
         if run["case"] not in new
     }
     both = earlier | found
-    cases = [choose([c.name], [t for n, t in both if n == c.name], 0) for c in CASES]
-    return [case for found_cases in cases for case in found_cases], both
+    trainers = {c.name: [trainer for name, trainer in both if name == c.name] for c in CASES}
+    cases = [case for name, those in trainers.items() for case in choose([name], those, 0)]
+    return cases, both
 
 
 def report(

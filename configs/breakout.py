@@ -2,8 +2,8 @@
 
 python -m spmdrl.train configs/breakout.py
 
-Ten million steps: six to seven hours on two cores. Run for a few updates only; published for
-these settings: 430.
+Ten million steps: about as long as Pong's. Run for a few updates only; published for these
+settings: 430.
 """
 
 from dataclasses import replace

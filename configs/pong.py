@@ -2,7 +2,7 @@
 
 python -m spmdrl.train configs/pong.py
 
-Ten million steps: about seven hours on two cores, at 420 steps/s. Run for a few updates only;
+Ten million steps: about six hours on two cores, at 466 steps/s. Run for a few updates only;
 published for these settings: 20.4.
 """
 

@@ -27,7 +27,6 @@ from spmdrl.config import Config
 from spmdrl.mesh import AXIS
 from spmdrl.nets import wide
 from spmdrl.nets.policy import Policy, variables_of
-from spmdrl.nets.wide import Factors
 from spmdrl.shards import rollout_specs, split_envs
 from spmdrl.sync import GradSync
 from spmdrl.types import Array, Moments, Rollout, TrainState
@@ -235,7 +234,7 @@ def gradient_sums(
     clip_eps = scheduled(algo.clip_eps, algo.clip_schedule, learner, state)
 
     def loss(
-        params: Any, probes: Factors, obs: Array, first: Array, rows: Rows
+        params: Any, probes: wide.Factors, obs: Array, first: Array, rows: Rows
     ) -> tuple[Array, Any]:
         variables = variables_of(params, state.obs_moments)
         carry = learner.policy.initial_carry(obs.shape[0])

@@ -41,7 +41,7 @@ PONG = dataclasses.replace(
     CARTPOLE,
     env=EnvConfig(id="Pong-v5", num_envs=8),
     algo=dataclasses.replace(ALGO, epochs=1),
-    optim=dataclasses.replace(CARTPOLE.optim, adam_eps=1e-3),
+    optim=dataclasses.replace(CARTPOLE.optim, lr=6e-3, adam_eps=1e-3),
 )
 
 
@@ -119,6 +119,6 @@ def test_an_update_equals_the_same_written_plainly(config):
     moved = max(
         np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (before, expected)), strict=True)
     )
-    assert moved > 0.005
+    assert moved > 0.01
     close = partial(np.testing.assert_allclose, rtol=0, atol=2e-5)
     jax.tree.map(close, jax.device_get(learned.params), jax.device_get(expected))

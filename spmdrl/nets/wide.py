@@ -40,10 +40,7 @@ class WideDense(nn.Module):
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         self.sow(INPUTS, "x", x)
-        out = x @ kernel + bias
-        if self.has_variable(PROBES, "out"):
-            out += self.get_variable(PROBES, "out")
-        return out
+        return self.perturb("out", x @ kernel + bias, collection=PROBES)
 
 
 def probes_of(params: Params, rows: int) -> Factors:
