@@ -34,10 +34,11 @@ class Task:
     updates: int
     skip: int  # first updates that are left out: they hold the compilation
     flags: tuple[str, ...] = ()
+    tail: int = 0  # last updates that are left out, too
 
     def arguments(self, ranks: int, run_dir: Path) -> list[str]:
         envs = self.envs * ranks
-        total = envs * self.steps * (self.skip + self.updates)
+        total = envs * self.steps * (self.skip + self.updates + self.tail)
         return [
             sys.executable, "-m", "spmdrl.train", f"configs/{self.config}.py",
             "--env.num-envs", str(envs), "--algo.num-steps", str(self.steps),
@@ -64,9 +65,9 @@ class Timing:
     comm: float = 0.0  # part of the update, as the trainer estimates it
 
 
-def read_timing(rows: Sequence[dict[str, Any]], skip: int) -> Timing:
-    """Means over the rows after the first `skip`; there is one row for each update."""
-    kept = rows[skip:]
+def read_timing(rows: Sequence[dict[str, Any]], skip: int, tail: int = 0) -> Timing:
+    """Means over the rows between the first and the last few; there is one for each update."""
+    kept = rows[skip : len(rows) - tail]
     steps = kept[-1]["progress/steps"] - rows[skip - 1]["progress/steps"]
     seconds = sum(steps / len(kept) / row["perf/sps"] for row in kept)
 
@@ -132,7 +133,7 @@ class Trainer:
         finally:
             for child in children:
                 child.kill()  # does nothing to those that have ended
-        return [read_timing(read_metrics(run), task.skip) for run in runs]
+        return [read_timing(read_metrics(run), task.skip, task.tail) for run in runs]
 
     def _start(
         self, command: Sequence[str], log: Path, env: dict[str, str]

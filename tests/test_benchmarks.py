@@ -73,7 +73,7 @@ def test_efficiency():
     assert scaling.efficiency(together=180, alone=100, ranks=2) == 0.9
 
 
-def test_timing_leaves_out_the_first_rows():
+def test_timing_leaves_out_the_first_rows_and_the_last():
     rows = [
         {"progress/steps": 100, "perf/sps": 1.0, "time/collect": 90.0},
         {"progress/steps": 200, "perf/sps": 100.0, "time/collect": 0.4, "time/comm": 0.2},
@@ -84,6 +84,7 @@ def test_timing_leaves_out_the_first_rows():
     assert timing.period == pytest.approx(1.5)
     assert timing.phases["collect"] == pytest.approx(0.6)
     assert timing.comm == pytest.approx(0.3)
+    assert trainer.read_timing(rows, skip=1, tail=1).sps == pytest.approx(100)
 
 
 @pytest.mark.parametrize(
