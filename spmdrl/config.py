@@ -195,7 +195,8 @@ class Config:
     """Devices of each rank; 0 takes one on CPU and all visible ones on GPU."""
     overlap: bool = False
     """Collect the next rollout while learning from this one, with the parameters of one update
-    before. Changes what is learned; for simulators that keep an accelerator waiting."""
+    before. Changes what is learned; for simulators that keep an accelerator waiting, which then
+    learns while the processor acts."""
     restart: bool = False
     """Move an existing run directory aside and begin anew, instead of going on."""
 

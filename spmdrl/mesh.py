@@ -1,8 +1,8 @@
 """Placement on local devices; owns the name of the mesh axis.
 
 Environments are split over the devices by id, everything else is on all of them.
-Public names: `AXIS`, `make_mesh`, `local_devices`, `global_devices`, `replicate`, `settle`,
-`on_device`, `join`.
+Public names: `AXIS`, `make_mesh`, `local_devices`, `global_devices`, `host_device`, `replicate`,
+`settle`, `on_device`, `join`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ def global_devices(count: int) -> list[jax.Device]:
     for device in jax.devices():
         of_process.setdefault(device.process_index, []).append(device)
     return [device for rank in sorted(of_process) for device in of_process[rank][:mine]]
+
+
+def host_device() -> jax.Device:
+    """The processor, which is there beside any accelerator."""
+    return jax.local_devices(backend="cpu")[0]
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:

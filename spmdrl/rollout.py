@@ -18,7 +18,7 @@ from spmdrl.actors import LoopActor, ScanActor
 from spmdrl.checkpoint import CheckpointError, from_named, to_named
 from spmdrl.config import Config
 from spmdrl.envs import make_env
-from spmdrl.mesh import join, on_device
+from spmdrl.mesh import host_device, join, on_device
 from spmdrl.nets.policy import Policy, variables_of
 from spmdrl.shards import WHOLE_VECTORS, rollout_specs, split_ids
 from spmdrl.types import Array, EnvSpec, Rollout, TrainState
@@ -73,14 +73,15 @@ class Collector:
     def __init__(
         self,
         config: Config,
-        make_policy: Callable[[EnvSpec], Policy],
+        make_policy: Callable[[EnvSpec, str], Policy],
         mesh: Mesh,
         ids: range,
         threads: int,
         shards: int,
     ):
         self._config, self._mesh, self._make_policy = config, mesh, make_policy
-        self._devices = list(mesh.local_devices)
+        self._learners = list(mesh.local_devices)
+        self._devices = acting_devices(config, self._learners)
         self._threads = max(1, threads // len(self._devices))
         self._shards = shards
         self._blocks = [ids[p.start : p.stop] for p in split_ids(len(ids), len(self._devices))]
@@ -107,19 +108,30 @@ class Collector:
             for part in split_ids(len(ids), parts)
         ]
         self.spec = envs[0].spec
-        self.policy = self._make_policy(self.spec)
+        self.policy = self._make_policy(self.spec, self._learners[0].platform)
+        policy = self._make_policy(self.spec, device.platform)
         local_ids = jax.device_put(np.asarray(ids, np.int32), device)
         if compiled:
-            return ScanActor(self._config, self.policy, envs[0], local_ids, self._shards)
-        return LoopActor(self._config, self.policy, envs, local_ids, self._shards)
+            return ScanActor(self._config, policy, envs[0], local_ids, self._shards)
+        return LoopActor(self._config, policy, envs, local_ids, self._shards)
 
     @property
     def way(self) -> str:
         """How rollouts are made, for the log."""
+        where = ", on the processor" if self._elsewhere else ""
         if isinstance(self.actors[0], ScanActor):
-            return "in one compiled program, simulator included"
-        halves = len(self.actors[0].halves)
-        return "step by step from Python" + (", in two halves that take turns" * (halves == 2))
+            return f"in one compiled program, simulator included{where}"
+        turns = ", in two halves that take turns" if len(self.actors[0].halves) == 2 else ""
+        return f"step by step from Python{turns}{where}"
+
+    @property
+    def _elsewhere(self) -> bool:
+        return self._devices != self._learners
+
+    def _moved(self, trees: Sequence[Any], devices: Sequence[jax.Device]) -> Sequence[Any]:
+        if not self._elsewhere:
+            return trees
+        return [jax.device_put(t, device) for t, device in zip(trees, devices, strict=True)]
 
     # -- stepping
 
@@ -134,12 +146,12 @@ class Collector:
             done, self._ahead = self._ahead, None
             return done.rollout, done.episodes
         inputs = (variables_of(state.params, state.obs_moments), key, state.step)
-        copies = [on_device(inputs, device) for device in self._devices]
+        copies = self._moved([on_device(inputs, x) for x in self._learners], self._devices)
         if isinstance(self.actors[0], ScanActor):
             parts = [a.collect(*copy) for a, copy in zip(self.actors, copies, strict=True)]
         else:
             parts = self._collect_in_turn(copies)
-        rollout = self._join([part for part, _ in parts])
+        rollout = self._join(self._moved([part for part, _ in parts], self._learners))
         episodes = self._episodes([jax.tree.map(np.asarray, e) for _, e in parts])
         self._remember([np.asarray(part.action) for part, _ in parts])
         return rollout, episodes
@@ -226,6 +238,17 @@ class Collector:
     def close(self) -> None:
         for actor in self.actors:
             actor.close()
+
+
+def acting_devices(config: Config, learners: list[jax.Device]) -> list[jax.Device]:
+    """Where the policy of each learner's environments acts.
+
+    A device computes one thing after the other: an accelerator that learns could not act
+    meanwhile, so with `overlap` the processor does.
+    """
+    if config.overlap and learners[0].platform != "cpu":
+        return [host_device()] * len(learners)
+    return learners
 
 
 def compiles(config: Config, device: jax.Device) -> bool:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from spmdrl import mpi_ops
 from spmdrl.config import Config, SyncConfig
-from spmdrl.mesh import AXIS, on_device
+from spmdrl.mesh import AXIS, host_device, on_device
 from spmdrl.types import TrainState
 from spmdrl.world import World
 
@@ -64,7 +64,7 @@ def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
     if devices == 1 and mpi_ops.reaches_device():
         return GradSync(_sum_ranks(config), None, places, first, mpi_in_step=True)
     keep = _gather_devices if config.deterministic else _partial_sum_devices
-    return GradSync(keep, jax.jit(_sum_ranks_between(config)), places, first)
+    return GradSync(keep, _within_reach(jax.jit(_sum_ranks_between(config))), places, first)
 
 
 def _sum_devices(config: SyncConfig) -> Reduce:
@@ -103,6 +103,14 @@ def _sum_ranks_between(config: SyncConfig) -> Callable[[Tree], Tree]:
     if config.deterministic:
         return lambda tree: _ordered_sum(_gather_ranks(tree, mpi_ops.allgather))
     return lambda tree: _allreduce_flat(_local_sum(tree), mpi_ops.allreduce)
+
+
+def _within_reach(add: Callable[[Tree], Tree]) -> Callable[[Tree], Tree]:
+    """By way of the host's memory, where MPI cannot read that of the device."""
+    if mpi_ops.reaches_device():
+        return add
+    host = host_device()
+    return lambda tree: add(jax.device_put(tree, host))
 
 
 def _local_sum(tree: Tree) -> Tree:
@@ -177,8 +185,7 @@ class CommMeter:
         self._probe = None
         self._updates = 0  # since the last row
         if world.size > 1 and config.sync.strategy == "allreduce":
-            cpu = jax.local_devices(backend="cpu")[0]
-            self._vector = jax.device_put(np.zeros(self._floats, np.float32), cpu)
+            self._vector = jax.device_put(np.zeros(self._floats, np.float32), host_device())
             self._probe = jax.jit(partial(mpi_ops.allreduce_after, earlier=None))
 
     def tick(self, step: int) -> None:

@@ -100,7 +100,8 @@ def variables_of(params: Params, obs_moments: Moments) -> dict[str, Any]:
     return {"params": params, "obs_stats": {"moments": obs_moments}}
 
 
-def make_policy(config: Config, spec: EnvSpec) -> Policy:
+def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
+    """`platform` is that of the device it will run on, by default jax's."""
     dist = make_distribution(spec.action)
     if config.env.normalize_obs and spec.is_image:
         raise ConfigError(
@@ -108,7 +109,7 @@ def make_policy(config: Config, spec: EnvSpec) -> Policy:
             "by 1/255 already"
         )
     net = ActorCritic(
-        make_torso=_torso_maker(config, spec),
+        make_torso=_torso_maker(config, spec, platform or jax.default_backend()),
         dist=dist,
         shared=config.net.shared,
         log_std_init=config.net.log_std_init,
@@ -140,7 +141,7 @@ def make_policy(config: Config, spec: EnvSpec) -> Policy:
     )
 
 
-def _torso_maker(config: Config, spec: EnvSpec) -> Callable[[str], nn.Module]:
+def _torso_maker(config: Config, spec: EnvSpec, platform: str) -> Callable[[str], nn.Module]:
     torso = config.net.torso
     if torso == "auto":
         torso = "nature_cnn" if spec.is_image else "mlp"
@@ -151,10 +152,10 @@ def _torso_maker(config: Config, spec: EnvSpec) -> Callable[[str], nn.Module]:
             f"net.torso nature_cnn needs uint8 images; {config.env.id} gives "
             f"{spec.obs_dtype} of shape {spec.obs_shape}; use --net.torso mlp"
         )
-    return lambda name: NatureCnn(_conv_method(config), name=name)
+    return lambda name: NatureCnn(_conv_method(config, platform), name=name)
 
 
-def _conv_method(config: Config) -> Literal["matmul", "xla"]:
+def _conv_method(config: Config, platform: str) -> Literal["matmul", "xla"]:
     if config.net.conv == "auto":
-        return "matmul" if jax.default_backend() == "cpu" else "xla"
+        return "matmul" if platform == "cpu" else "xla"
     return config.net.conv

@@ -6,11 +6,16 @@ import dataclasses
 import os
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from conftest import layouts
 from runs import CARTPOLE, MUJOCO, PONG, rows, run, updates
 
+from spmdrl import loop, mpi_ops, rollout
 from spmdrl.launch import SAME_BITS_FLAG
+from spmdrl.mesh import make_mesh
+from spmdrl.sync import make_grad_sync
 from spmdrl.verify import compare
 from spmdrl.world import World
 
@@ -58,6 +63,33 @@ def test_every_layout_learns_the_same(alone, layout, strategy, shared_folder, wo
     ours, theirs = rows(folder), rows(reference)
     assert [r["episode/count"] for r in ours] == [r["episode/count"] for r in theirs]
     assert ours[-1]["episode/return_mean"] == pytest.approx(theirs[-1]["episode/return_mean"])
+
+
+@pytest.mark.skipif(len(jax.local_devices()) < 2, reason="the second device is the accelerator")
+def test_an_accelerator_that_mpi_does_not_reach(alone, shared_folder, world, monkeypatch):
+    """Learns on one device, exchanges by way of the other; with overlap, that one also acts."""
+    task, reference = alone
+    if task not in ("cartpole", "overlap"):
+        pytest.skip("nothing depends on the task")
+    host, accelerator = jax.local_devices()[:2]
+    monkeypatch.setattr(loop, "run_mesh", lambda config: make_mesh([accelerator]))
+    monkeypatch.setattr(mpi_ops, "reaches_device", lambda: False)
+    monkeypatch.setattr(
+        rollout, "acting_devices", lambda config, learners: [host] if config.overlap else learners
+    )
+    config, count = TASKS[task]
+    folder = shared_folder / f"{task}-accelerator"
+    run(updates(config, count), 1, world, folder)
+    if world.size > 1:
+        add = make_grad_sync(config.sync, world, 1).between
+        total = add(jax.device_put(np.ones((1, 3)), accelerator))
+        assert total.devices() == {host}
+        assert total.tolist() == 3 * [world.size]
+    if world.is_root:
+        assert ("on the processor" in (folder / "log.txt").read_text()) == config.overlap
+        result = compare(task, folder, reference, count, summary="summary-0.json")
+        assert result.same_rollout
+        assert result.first_difference <= 1e-5
 
 
 same_bits = pytest.mark.skipif(
