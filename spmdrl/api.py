@@ -54,12 +54,16 @@ def is_root() -> bool:
 def allmean(tree: Any) -> Any:
     """The mean over all ranks of every array in the tree, as one message.
 
-    May be called inside `jax.jit` on a single device; arrays must be float32 or float64.
+    May be called inside `jax.jit` on a single device, which must be one that MPI can read (a GPU
+    needs mpi4jax's bridge for that); arrays must be float32 or float64.
     """
     if size() == 1:
         return tree
     flat, restore = jax.flatten_util.ravel_pytree(tree)
-    return restore(mpi_ops.allreduce(flat) / size())
+    if isinstance(flat, jax.core.Tracer):
+        return restore(mpi_ops.allreduce(flat) / size())
+    total = mpi_ops.within_reach(mpi_ops.allreduce)(flat)
+    return restore(jax.device_put(total / size(), flat.sharding))
 
 
 def gather_batch(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:

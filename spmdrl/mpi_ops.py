@@ -4,7 +4,7 @@ mpi4jax orders its calls by an effect of the program, and jax sends programs wit
 dispatch in Python that costs an update of two ranks 2 to 3 ms. `allreduce_after` and
 `allgather_after` are the same calls without the effect: each message carries one number of an
 earlier answer, so no call can start before the one it follows has ended. Public names:
-`allreduce`, `allgather`, `allreduce_after`, `allgather_after`, `reaches_device`.
+`allreduce`, `allgather`, `allreduce_after`, `allgather_after`, `reaches_device`, `within_reach`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from spmdrl.mesh import host_device
+
 Tree = Any
 
 
@@ -28,6 +30,13 @@ def reaches_device() -> bool:
     import mpi4jax
 
     return bool(mpi4jax.has_cuda_support())
+
+
+def within_reach(call: Callable[[Tree], Tree]) -> Callable[[Tree], Tree]:
+    """The call on a copy in the host's memory, where MPI cannot read that of the device."""
+    if reaches_device():
+        return call
+    return lambda tree: call(jax.device_put(tree, host_device()))
 
 
 def allreduce(flat: jax.Array) -> jax.Array:

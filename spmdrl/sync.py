@@ -64,7 +64,7 @@ def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
     if devices == 1 and mpi_ops.reaches_device():
         return GradSync(_sum_ranks(config), None, places, first, mpi_in_step=True)
     keep = _gather_devices if config.deterministic else _partial_sum_devices
-    return GradSync(keep, _within_reach(jax.jit(_sum_ranks_between(config))), places, first)
+    return GradSync(keep, mpi_ops.within_reach(jax.jit(_sum_ranks_between(config))), places, first)
 
 
 def _sum_devices(config: SyncConfig) -> Reduce:
@@ -103,14 +103,6 @@ def _sum_ranks_between(config: SyncConfig) -> Callable[[Tree], Tree]:
     if config.deterministic:
         return lambda tree: _ordered_sum(_gather_ranks(tree, mpi_ops.allgather))
     return lambda tree: _allreduce_flat(_local_sum(tree), mpi_ops.allreduce)
-
-
-def _within_reach(add: Callable[[Tree], Tree]) -> Callable[[Tree], Tree]:
-    """By way of the host's memory, where MPI cannot read that of the device."""
-    if mpi_ops.reaches_device():
-        return add
-    host = host_device()
-    return lambda tree: add(jax.device_put(tree, host))
 
 
 def _local_sum(tree: Tree) -> Tree:
