@@ -94,11 +94,15 @@ class Worker:
         return 0.0
 
     def measure(self, what: str, seconds: float) -> float:
+        """Fails if anything moves between host and device unasked: that would be timed, too."""
+        import jax
+
         call, steps = self._calls[what]
         start, done = time.perf_counter(), 0.0
-        while (passed := time.perf_counter() - start) < seconds or done == 0:
-            call()
-            done += steps
+        with jax.transfer_guard("disallow"):
+            while (passed := time.perf_counter() - start) < seconds or done == 0:
+                call()
+                done += steps
         return done / passed
 
     def _raw(self, way: str) -> tuple[Call, float]:
@@ -152,7 +156,7 @@ def raw_scan(pool: Any, actions: np.ndarray) -> Call:
             return handle, answer[1]  # the rewards: something must be read
 
         run = jax.jit(lambda handle, actions: jax.lax.scan(one, handle, actions)[1])
-        there = jax.device_put(actions)
+        handle, there = jax.device_put((handle, actions))
 
     def steps() -> None:
         with jax.enable_x64(wide):
