@@ -6,6 +6,7 @@ Public names: `US`, `Entry`, `Case`, `CASES`, `choose`, `Found`, `Contest`, `Run
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -102,7 +103,7 @@ def choose(
 class Found:
     """What came out for one entry of one case."""
 
-    trial: dict[str, float] = field(default_factory=dict)  # steps/s of each setting
+    trial: dict[str, float] = field(default_factory=dict)  # steps/s of each setting beforehand
     refused: dict[str, str] = field(default_factory=dict)  # settings that did not run, and why
     rates: list[float] = field(default_factory=list)  # of the fastest setting, one a round
     failure: str = ""  # why there is no ratio
@@ -113,6 +114,8 @@ class Found:
 
 
 Rate = Callable[[Case, Entry, str], float]
+TRIALS = 3  # of settings that are near the fastest: a single run would choose by chance
+CLOSE = 0.8  # of the fastest setting
 
 
 class Contest:
@@ -139,21 +142,31 @@ class Contest:
                 self.found[case.name, name].failure = reason
 
     def try_settings(self) -> None:
-        """A round that does not count: which setting is the fastest."""
+        """Rounds that do not count: which setting is the fastest."""
         for case, entry in progress(self.pairs, "settings"):
             found = self.found[case.name, entry.name]
             if found.failure:
                 continue
-            for setting in settings_of(entry):
-                self._try(case, entry, setting, found)
+            found.trial = self._try(case, entry, found.refused)
             if not found.trial:
                 found.failure = next(iter(found.refused.values()))
 
-    def _try(self, case: Case, entry: Entry, setting: str, found: Found) -> None:
-        try:
-            found.trial[setting] = self.rate(case, entry, setting)
-        except RunFailed as error:
-            found.refused[setting] = str(error)
+    def _try(self, case: Case, entry: Entry, refused: dict[str, str]) -> dict[str, float]:
+        """The median of each setting's runs."""
+        tried: dict[str, list[float]] = {}
+        settings = list(settings_of(entry))
+        for _ in range(TRIALS):
+            for setting in settings:
+                try:
+                    tried.setdefault(setting, []).append(self.rate(case, entry, setting))
+                except RunFailed as error:
+                    refused[setting] = str(error)
+            medians = {s: statistics.median(rates) for s, rates in tried.items() if rates}
+            fastest = max(medians.values(), default=0.0)
+            settings = [s for s, rate in medians.items() if rate >= CLOSE * fastest]
+            if len(settings) < 2:
+                break
+        return medians
 
     def measure(self, repeats: int) -> None:
         for case, entry in progress(in_turns(self.pairs, repeats), "peers"):

@@ -5,10 +5,10 @@
     python benchmarks/peers.py --build                      # only install the peers
 
 Each peer runs in a virtual environment of its own, which the first start installs from the package
-index (3 GB under ~/.cache/spmdrl/peers; more where only PyTorch with CUDA is in reach). A first
-round, which does not count, tries the settings of every trainer, spmdrl's too; later rounds use the
-fastest. All take turns, and a ratio is between neighbours in time. Cases that are not measured
-again stay in the results. Writes benchmarks/results/peers.json, .md and .png.
+index (3 GB under ~/.cache/spmdrl/peers; more where only PyTorch with CUDA is in reach). Before the
+rounds that count, every trainer's settings are tried, spmdrl's too, those near the fastest three
+times; the rounds use the fastest. All take turns, and a ratio is between neighbours in time. Cases
+that are not measured again stay in the results. Writes benchmarks/results/peers.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def report(
             head,
             table(header, [_cells(row) for row in rows]),
             f"{about_spread(repeats)} Ratios are taken in each round and then their median. Each "
-            "trainer runs with the fastest of its settings, found in a round that does not count:",
-            table(["case", "trainer", "setting", "steps/s in the first round"], _trials(rows)),
+            "trainer runs with the fastest of its settings, found in runs that do not count:",
+            table(["case", "trainer", "setting", "steps/s in the trial"], _trials(rows)),
             "The work of an update, and when it was measured. `load` is the load average at the "
             "start of the rounds, which is the benchmark's own if nothing else ran.",
             table(

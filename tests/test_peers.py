@@ -146,6 +146,17 @@ def test_fastest_setting_is_used(toy):
     assert len(made.loads) == 3
 
 
+def test_settings_near_the_fastest_are_tried_again():
+    runs = {"1 rank": [95.0, 100.0, 90.0], "2 ranks": [80.0, 96.0, 99.0], "2 devices": [60.0]}
+    left = {setting: list(rates) for setting, rates in runs.items()}
+    made = Contest([CASE], lambda case, entry, setting: left[setting].pop(0))
+    made.pairs = made.pairs[:1]
+    made.try_settings()
+    found = made.found["toy", "spmdrl"]
+    assert found.trial == {"1 rank": 95.0, "2 ranks": 96.0, "2 devices": 60.0}  # the medians
+    assert found.setting == "2 ranks"
+
+
 def test_setting_that_fails_is_reported_and_the_other_used(toy):
     made, rates = toy
     del rates["SB3", "SubprocVecEnv"]
