@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,6 +38,25 @@ def test_on_four_host_devices() -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_under_mpirun(devices: int) -> None:
     run([*mpirun_command(2), *PYTEST], devices, timeout=900)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_same_bits_on_one_core_as_on_all(tmp_path) -> None:
+    """Images, whose gradients are sums over tens of thousands of places."""
+    config = SUITE.parents[1] / "configs" / "pong.py"
+    command = [
+        sys.executable, "-m", "spmdrl.train", str(config), "--sync.deterministic",
+        "--env.num-envs", "64", "--algo.num-steps", "8", "--total-steps", "512",
+    ]  # fmt: skip
+    hashes = set()
+    for name, cores in (("one", {min(os.sched_getaffinity(0))}), ("all", os.sched_getaffinity(0))):
+        subprocess.run(
+            [*command, "--run-dir", str(tmp_path / name)], check=True, capture_output=True,
+            preexec_fn=lambda cores=cores: os.sched_setaffinity(0, cores),
+        )  # fmt: skip
+        hashes.add(json.loads((tmp_path / name / "summary.json").read_text())["params_sha256"])
+    assert len(hashes) == 1
 
 
 @pytest.mark.slow
