@@ -48,8 +48,8 @@ def alone(request, shared_folder, world):
 def test_every_layout_learns_the_same(alone, layout, strategy, shared_folder, world):
     task, reference = alone
     _, devices = layout
-    if task == "pong" and devices * world.size > 2:
-        pytest.skip("two places show it, and images compile slowly")
+    if (task == "pong" and devices * world.size > 2) or (task == "overlap" and devices > 2):
+        pytest.skip("fewer places show it, in less time")
     if strategy == "gather" and (world.size == 1 or task == "overlap"):
         pytest.skip("gather is about several ranks, and does not go with overlap")
     config, count = TASKS[task]
@@ -67,16 +67,14 @@ def test_every_layout_learns_the_same(alone, layout, strategy, shared_folder, wo
 
 @pytest.mark.skipif(len(jax.local_devices()) < 2, reason="the second device is the accelerator")
 def test_an_accelerator_that_mpi_does_not_reach(alone, shared_folder, world, monkeypatch):
-    """Learns on one device, exchanges by way of the other; with overlap, that one also acts."""
+    """Learns on one device; the other exchanges and, with overlap, acts."""
     task, reference = alone
-    if task not in ("cartpole", "overlap"):
-        pytest.skip("nothing depends on the task")
+    if task != "overlap":
+        pytest.skip("one task shows it")
     host, accelerator = jax.local_devices()[:2]
     monkeypatch.setattr(loop, "run_mesh", lambda config: make_mesh([accelerator]))
     monkeypatch.setattr(mpi_ops, "reaches_device", lambda: False)
-    monkeypatch.setattr(
-        rollout, "acting_devices", lambda config, learners: [host] if config.overlap else learners
-    )
+    monkeypatch.setattr(rollout, "acting_devices", lambda config, learners: [host])
     config, count = TASKS[task]
     folder = shared_folder / f"{task}-accelerator"
     run(updates(config, count), 1, world, folder)
@@ -86,7 +84,7 @@ def test_an_accelerator_that_mpi_does_not_reach(alone, shared_folder, world, mon
         assert total.devices() == {host}
         assert total.tolist() == 3 * [world.size]
     if world.is_root:
-        assert ("on the processor" in (folder / "log.txt").read_text()) == config.overlap
+        assert "on the processor" in (folder / "log.txt").read_text()
         result = compare(task, folder, reference, count, summary="summary-0.json")
         assert result.same_rollout
         assert result.first_difference <= 1e-5
