@@ -1,7 +1,8 @@
 """What the benchmarks share: a progress bar, medians, facts about the machine, written results.
 
 Nothing here imports jax. Public names: `ROOT`, `Spread`, `spread`, `about_spread`, `in_turns`,
-`progress`, `machine`, `made_by`, `table`, `number`, `save`, `new_figure`, `arguments`.
+`CLOSE`, `near_fastest`, `progress`, `machine`, `made_by`, `table`, `number`, `save`, `new_figure`,
+`arguments`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from spmdrl.rundir import versions
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 COVERAGE = 0.9  # of the interval around a median; five values just reach it with all of them
+CLOSE = 0.8  # of the fastest setting; slower ones are not tried again
 
 Case = TypeVar("Case")
 
@@ -70,6 +72,11 @@ def about_spread(repeats: int) -> str:
 def in_turns(cases: Sequence[Case], repeats: int) -> list[Case]:
     """Every case once, then all of them again: a slow minute hits all cases alike."""
     return [case for _ in range(repeats) for case in cases]
+
+
+def near_fastest(rates: Mapping[Case, float]) -> list[Case]:
+    """Those that one noisy run could have put behind the fastest."""
+    return [case for case, rate in rates.items() if rate >= CLOSE * max(rates.values())]
 
 
 def progress(items: Sequence[Case], title: str) -> Iterator[Case]:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from common import in_turns, progress
+from common import in_turns, near_fastest, progress
 from rivals import PEERS, RunFailed
 from trainer import Task, Trainer
 from venvs import NotBuilt
@@ -115,7 +115,6 @@ class Found:
 
 Rate = Callable[[Case, Entry, str], float]
 TRIALS = 3  # of settings that are near the fastest: a single run would choose by chance
-CLOSE = 0.8  # of the fastest setting
 
 
 class Contest:
@@ -162,8 +161,7 @@ class Contest:
                 except RunFailed as error:
                     refused[setting] = str(error)
             medians = {s: statistics.median(rates) for s, rates in tried.items() if rates}
-            fastest = max(medians.values(), default=0.0)
-            settings = [s for s, rate in medians.items() if rate >= CLOSE * fastest]
+            settings = near_fastest(medians)
             if len(settings) < 2:
                 break
         return medians

@@ -19,11 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common import (
+    CLOSE,
     RESULTS,
     about_spread,
     arguments,
     machine,
     made_by,
+    near_fastest,
     new_figure,
     number,
     progress,
@@ -34,7 +36,6 @@ from common import (
 from limits import CHUNKS, Crew, harmonic
 from trainer import Task, Trainer
 
-CLOSE = 0.8  # of the fastest setting in the first round; slower ones are not tried again
 SIDES = {
     "spmdrl": "spmdrl",
     "raw": "envpool alone",
@@ -152,10 +153,10 @@ def measure_case(
 
 def promising(rates: Rates) -> list[Setting]:
     """All before the first round, then those that came close to the fastest of their side."""
-    fastest: dict[str, float] = {}
+    sides: dict[str, dict[Setting, float]] = {}
     for setting, found in rates.items():
-        fastest[setting.side] = max(*found[:1], fastest.get(setting.side, 0.0), 0.0)
-    return [s for s, found in rates.items() if not found or found[0] >= CLOSE * fastest[s.side]]
+        sides.setdefault(setting.side, {})[setting] = found[0] if found else 0.0
+    return [setting for side in sides.values() for setting in near_fastest(side)]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_every_layout_learns_the_same(alone, layout, strategy, shared_folder, wo
 
 @pytest.mark.skipif(len(jax.local_devices()) < 2, reason="the second device is the accelerator")
 def test_an_accelerator_that_mpi_does_not_reach(alone, shared_folder, world, monkeypatch):
-    """Learns on one device; the other exchanges and, with overlap, acts."""
+    """Learns on one device; the other exchanges and acts."""
     task, reference = alone
     if task != "overlap":
         pytest.skip("one task shows it")
