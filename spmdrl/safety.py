@@ -146,11 +146,13 @@ class Watchdog:
         """mpirun and srun end the others with TERM when one rank dies: say which, and where."""
         if self._folder is None:
             return
+        found = False
         for rank in range(self._size):
             beat = self._read(rank)
             if beat is None or beat["host"] != socket.gethostname():
                 continue  # it left in order, or only its own host can tell
             if rank != self._rank and not is_running(beat["pid"]):
+                found = True
                 print(
                     f"spmdrl: rank {rank} of {self._size} on {beat['host']} (pid {beat['pid']}) "
                     f"was killed in or just after update {beat['update']}, phase "
@@ -161,6 +163,14 @@ class Watchdog:
                 )
             elif rank < self._rank:
                 return  # one report is enough, and that rank makes it
+        if not found and self._phase == "start":
+            # A rank that dies in its first tenth of a second leaves no heartbeat.
+            print(
+                f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} was told to "
+                "end in phase start; if the launcher names a killed rank, that is why",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _end(self, waited: float) -> None:
         print(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spmdrl.config import (
     EXIT_BAD_INPUT,
@@ -22,7 +22,9 @@ from spmdrl.launch import LaunchError, Topology, auto_ranks, detect, prepare_pro
 from spmdrl.rundir import check_run_dir
 from spmdrl.safety import StopRequest, Watchdog, start_folder
 from spmdrl.validity import check_extras, validate
-from spmdrl.world import World, connect
+
+if TYPE_CHECKING:
+    from spmdrl.world import World
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         watchdog = Watchdog(topology.rank, topology.size, start_folder())
         if topology.size > 1:
             watchdog.start()
+        from spmdrl.world import connect  # numpy and MPI load under the watchdog's eyes
+
         world = connect(topology)
         config = shared_config(argv, topology, world)
         ranks = ranks_to_start(config, topology)

@@ -22,7 +22,7 @@ def test_a_broken_rank_ends_the_job_and_is_named(kind, tmp_path_factory):
     trial, output = run_trial(kind, 2, random.Random(kind), env)
     assert trial.code != 0, output[-3000:]
     assert trial.named, output[-3000:]
-    assert trial.phase or kind == "SIGKILL", output[-3000:]
+    assert trial.phase, output[-3000:]
     assert trial.orphans == 0
     # How fast is the long form's business: here a machine may be busy.
     assert trial.seconds < 60, output[-3000:]

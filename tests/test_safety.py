@@ -72,8 +72,16 @@ def test_only_the_first_survivor_speaks(tmp_path, dead_pid, capsys):
 def test_a_rank_that_left_in_order_or_lives_elsewhere_was_not_killed(tmp_path, dead_pid, capsys):
     beat(tmp_path, 0, alive())
     beat(tmp_path, 2, dead_pid, host="another")
-    Watchdog(0, 3, tmp_path)._report_killed()  # rank 1 has no file
+    watchdog = Watchdog(0, 3, tmp_path)
+    watchdog.enter("collect", 12, 60.0)
+    watchdog._report_killed()  # rank 1 has no file
     assert capsys.readouterr().err == ""
+
+
+def test_a_rank_killed_before_its_first_sign_of_life_leaves_the_phase_at_least(tmp_path, capsys):
+    beat(tmp_path, 1, alive())
+    Watchdog(1, 2, tmp_path)._report_killed()  # the launcher names rank 0
+    assert "phase start" in capsys.readouterr().err
 
 
 def test_a_rank_killed_before_there_is_a_run_is_named_by_one_that_has_come_further(

@@ -139,9 +139,15 @@ def keep_programs() -> None:
     sync._COMM = _start_mpi().COMM_WORLD
 
 
-keep_programs()
-if me == guilty_rank:
-    install()
-from spmdrl.train import main  # noqa: E402
+def prepare_and_break(*args: Any) -> None:
+    """After the ranks have met, as in every run; before the trainer itself is imported."""
+    prepare_process(*args)
+    keep_programs()
+    if me == guilty_rank:
+        install()
 
-sys.exit(main(argv))
+
+from spmdrl import train  # noqa: E402
+
+prepare_process, train.prepare_process = train.prepare_process, prepare_and_break
+sys.exit(train.main(argv))

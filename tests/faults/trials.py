@@ -4,8 +4,7 @@
 
 It can be stopped and started again: trials that are done stay done.
 A trial holds when the job ends within 5 s of the fault (a stopped rank: the phase limit + 5 s),
-with a code other than 0, naming the rank and the phase, and leaves no process behind. A rank that
-is killed while it still loads MPI may have no phase; mpirun names it.
+with a code other than 0, naming the rank and the phase, and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Trial:
     @property
     def held(self) -> bool:
         limit = GRACE + (PHASE_LIMIT if self.fault == "stop" else 0.0)
-        told = self.named and (self.phase or self.fault == "kill")
+        told = self.named and self.phase
         return self.seconds <= limit and self.code != 0 and told and self.orphans == 0
 
 
