@@ -147,9 +147,12 @@ def raw_loop(pool: Any, actions: np.ndarray) -> Call:
 def raw_scan(pool: Any, actions: np.ndarray) -> Call:
     import jax
 
+    from spmdrl.envs.envpool_backend import without_effect
+
     wide = actions.dtype == np.float64  # MuJoCo's compiled form takes nothing else
     with jax.enable_x64(wide):
         handle, _, _, step = pool.xla()
+        step = without_effect(step)
 
         def one(handle: Any, action: Any) -> tuple[Any, Any]:
             handle, answer = step(handle, action)

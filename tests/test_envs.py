@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -107,6 +108,15 @@ def test_the_same_global_ids_give_the_same_environments():
     assert len(np.unique(together, axis=0)) == 6
     other = make_env(dataclasses.replace(config, seed=2), range(6)).reset()
     assert not np.array_equal(together, other)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v4"])
+def test_jax_sees_no_effect_in_a_compiled_step(env_id):
+    """Programs with effects are started through Python, every one of them half a millisecond."""
+    env = make(env_id)
+    xla = env.xla()
+    with jax.enable_x64(env.needs_x64):
+        assert not jax.make_jaxpr(xla.step)(xla.handle, idle(env)).effects
 
 
 def test_a_wrong_batch_is_refused_in_python():
