@@ -167,7 +167,7 @@ class Watchdog:
             # A rank that dies in its first tenth of a second leaves no heartbeat.
             print(
                 f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} was told to "
-                "end in phase start; if the launcher names a killed rank, that is why",
+                "end in phase start, by you or because another rank has ended",
                 file=sys.stderr,
                 flush=True,
             )

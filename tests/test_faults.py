@@ -15,11 +15,13 @@ from trials import FAULTS, run_trial
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_broken_rank_ends_the_job_and_is_named(kind, tmp_path_factory):
+@pytest.mark.parametrize(
+    ("kind", "fault"), [(kind, fault) for kind, faults in FAULTS.items() for fault in faults]
+)
+def test_a_broken_rank_ends_the_job_and_is_named(kind, fault, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "programs"  # of all these trials
     env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
-    trial, output = run_trial(kind, 2, random.Random(kind), env)
+    trial, output = run_trial(kind, fault, 2, random.Random(fault), env)
     assert trial.code != 0, output[-3000:]
     assert trial.named, output[-3000:]
     assert trial.phase, output[-3000:]

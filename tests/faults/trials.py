@@ -70,10 +70,9 @@ class Trial:
         return self.seconds <= limit and self.code != 0 and told and self.orphans == 0
 
 
-def run_trial(kind: str, ranks: int, rng: random.Random, env: Any) -> tuple[Trial, str]:
+def run_trial(kind: str, fault: str, ranks: int, rng: random.Random, env: Any) -> tuple[Trial, str]:
     from spmdrl.launch import mpirun_command
 
-    fault = rng.choice(FAULTS[kind])
     rank = 0 if fault == "logger" else rng.randrange(ranks)
     if fault in ("config", "version"):
         rank = rng.randrange(1, ranks)
@@ -169,7 +168,8 @@ def main() -> int:
     for kind, ranks in itertools.product(args.faults, args.ranks):
         done = [t for t in read(args.out) if (t.kind, t.ranks) == (kind, ranks)]
         for number in range(len(done), args.trials):
-            trial, output = run_trial(kind, ranks, random.Random(f"{kind} {ranks} {number}"), env)
+            rng = random.Random(f"{kind} {ranks} {number}")
+            trial, output = run_trial(kind, rng.choice(FAULTS[kind]), ranks, rng, env)
             with args.out.open("a") as file:
                 file.write(json.dumps(asdict(trial)) + "\n")
             print(trial, "held" if trial.held else f"NOT HELD\n{output[-3000:]}", flush=True)
