@@ -72,7 +72,7 @@ def on_device(tree: Any, device: jax.Device) -> Any:
 
     def pick(x: Any) -> Any:
         if len(x.sharding.device_set) == 1:
-            return x  # looking for its shard takes 20 µs, for each array of each update
+            return x  # its shard is slow to find, and every update asks for every array
         for shard in x.addressable_shards:
             if shard.device == device:
                 return shard.data

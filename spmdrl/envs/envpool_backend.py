@@ -1,6 +1,6 @@
 """envpool: thousands of ids simulated by C++ threads, in synchronous mode.
 
-Public names: `EnvpoolBatch`.
+Public names: `EnvpoolBatch`, `without_effect`.
 """
 
 from __future__ import annotations

@@ -130,19 +130,9 @@ def install() -> None:
         raise SystemExit(f"unknown fault {fault}")
 
 
-def keep_programs() -> None:
-    """Let the averaging go through MPI_COMM_WORLD, whose address does not change, so that the
-    runner's cache of compiled programs serves all trials."""
-    from spmdrl import sync
-    from spmdrl.world import _start_mpi
-
-    sync._COMM = _start_mpi().COMM_WORLD
-
-
 def prepare_and_break(*args: Any) -> None:
     """After the ranks have met, as in every run; before the trainer itself is imported."""
     prepare_process(*args)
-    keep_programs()
     if me == guilty_rank:
         install()
 
