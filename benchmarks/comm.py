@@ -36,8 +36,8 @@ from common import (
     table,
 )
 
-from spmdrl.launch import cores, detect, mpirun_command, prepare_process
-from spmdrl.world import MpiWorld
+from spmdrl.parallel.topology import cores, detect, mpirun_command, prepare_process
+from spmdrl.parallel.world import MpiWorld
 
 MINIBATCHES = 16  # 4 epochs x 4
 # Widths of the two hidden layers of the separate policy and value networks.
@@ -100,7 +100,7 @@ class Ways:
     """The trainer's three ways to learn together, with arrays of the right shapes."""
 
     def __init__(self, world: MeteredWorld):
-        from spmdrl.loop import run_mesh
+        from spmdrl.runtime.loop import run_mesh
 
         self.world = world
         self.local, self.everywhere = run_mesh(_config(64)), run_mesh(_config(64, "jax"))
@@ -117,8 +117,8 @@ class Ways:
         import numpy as np
         from jax.sharding import PartitionSpec as P
 
-        from spmdrl.mesh import replicate
-        from spmdrl.sync import make_grad_sync
+        from spmdrl.parallel.mesh import replicate
+        from spmdrl.parallel.sync import make_grad_sync
 
         mesh = self.everywhere if strategy == "jax" else self.local
         sync = make_grad_sync(_config(64, strategy).sync, self.world, 1)
@@ -141,7 +141,7 @@ class Ways:
     def to_root(self, kind: str, steps: int) -> Callable[[], Any]:
         import jax
 
-        from spmdrl.gather import gather_rollout
+        from spmdrl.parallel.gather import gather_rollout
 
         rollout = _rollout(kind, steps // STEPS // self.world.size)
         return lambda: jax.block_until_ready(gather_rollout(self.world, self.local, rollout))
@@ -149,8 +149,8 @@ class Ways:
     def from_root(self, name: str) -> Callable[[], Any]:
         import jax
 
-        from spmdrl.gather import share_model
-        from spmdrl.mesh import replicate
+        from spmdrl.parallel.gather import share_model
+        from spmdrl.parallel.mesh import replicate
 
         state = replicate(self.states[name], self.local)
         return lambda: jax.block_until_ready(share_model(self.world, self.local, state))
@@ -183,7 +183,7 @@ def _state(width: int) -> Any:
     import jax
     import numpy as np
 
-    from spmdrl.update import init_train_state
+    from spmdrl.learning.update import init_train_state
 
     config = _config(width)
     key = jax.random.PRNGKey(0)
@@ -216,10 +216,10 @@ def bytes_of_real_update(world: MeteredWorld) -> int:
     """What the trainer's own CartPole update hands to mpi4jax, read from its program."""
     import jax
 
-    from spmdrl.loop import run_mesh
-    from spmdrl.mesh import replicate
-    from spmdrl.sync import make_grad_sync
-    from spmdrl.update import make_update
+    from spmdrl.learning.update import make_update
+    from spmdrl.parallel.mesh import replicate
+    from spmdrl.parallel.sync import make_grad_sync
+    from spmdrl.runtime.loop import run_mesh
 
     config = _config(HIDDEN["9k"])
     mesh = run_mesh(config)
@@ -246,7 +246,7 @@ def work(repeats: int, out: Path) -> None:
     topology = detect()
     prepare_process(topology, 1)
     world = MeteredWorld()
-    from spmdrl.session import start_jax_distributed
+    from spmdrl.runtime.session import start_jax_distributed
 
     start_jax_distributed(topology, world)
     ways = Ways(world)
@@ -275,20 +275,20 @@ def work(repeats: int, out: Path) -> None:
 
 def _bytes_passed(world: MeteredWorld, call: Callable[[], Any]) -> int:
     """By the arrays that this rank hands over; allreduces are read from the traced program."""
-    from spmdrl import mpi_ops
+    from spmdrl.parallel import mpi
 
     traced: list[int] = []
-    own = mpi_ops.allreduce_after
+    own = mpi.allreduce_after
 
     def counted(flat: Any, earlier: Any) -> Any:
         traced.append(flat.size * flat.dtype.itemsize)
         return own(flat, earlier)
 
-    world.passed, mpi_ops.allreduce_after = 0, counted
+    world.passed, mpi.allreduce_after = 0, counted
     try:
         call()
     finally:
-        mpi_ops.allreduce_after = own
+        mpi.allreduce_after = own
     # The loop's body is traced once, or more often, but always with the same size.
     return world.passed + (max(traced) * MINIBATCHES if traced else 0)
 

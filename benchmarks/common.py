@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import track
 
-from spmdrl.launch import cores
-from spmdrl.rundir import versions
+from spmdrl.parallel.topology import cores
+from spmdrl.runtime.rundir import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

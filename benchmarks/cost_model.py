@@ -152,13 +152,13 @@ def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 
 
 def work_on_network(out: Path, repeats: int) -> None:
-    from spmdrl.launch import detect, prepare_process
-    from spmdrl.world import connect
+    from spmdrl.parallel.topology import detect, prepare_process
+    from spmdrl.parallel.world import connect
 
     topology = detect()
     prepare_process(topology, 1)
     world = connect(topology)
-    from spmdrl.sync import broadcast_tree  # jax from here on
+    from spmdrl.parallel.sync import broadcast_tree  # jax from here on
 
     cases = {}
     for size in MICRO_BYTES:
@@ -191,7 +191,7 @@ def allreduce_call(world: Any, size: int) -> Callable[[], Any]:
     import jax.numpy as jnp
 
     from spmdrl.config import SyncConfig
-    from spmdrl.sync import make_grad_sync
+    from spmdrl.parallel.sync import make_grad_sync
 
     add = make_grad_sync(SyncConfig(), world, 1).in_step
 

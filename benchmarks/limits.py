@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from spmdrl.config import Config, load
-from spmdrl.launch import Topology, prepare_process
+from spmdrl.parallel.topology import Topology, prepare_process
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 20  # with a worker that should end
@@ -173,11 +173,11 @@ def update_alone(config: Config) -> Call:
     import jax
 
     from spmdrl.envs import make_env
-    from spmdrl.mesh import local_devices, make_mesh, replicate, settle
+    from spmdrl.learning.update import init_train_state, make_update
     from spmdrl.nets import make_policy
-    from spmdrl.sync import make_grad_sync
-    from spmdrl.update import init_train_state, make_update
-    from spmdrl.world import World
+    from spmdrl.parallel.mesh import local_devices, make_mesh, replicate, settle
+    from spmdrl.parallel.sync import make_grad_sync
+    from spmdrl.parallel.world import World
 
     spec = make_env(config, [0], 1).spec
     mesh, policy = make_mesh(local_devices(1)), make_policy(config, spec)

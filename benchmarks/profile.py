@@ -21,17 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from spmdrl.actors import act, draw_noise
+from spmdrl.acting.actors import act, draw_noise
+from spmdrl.acting.collector import Collector
 from spmdrl.config import Config, load
 from spmdrl.envs import make_env
-from spmdrl.launch import cores
-from spmdrl.mesh import local_devices, make_mesh, replicate
-from spmdrl.nets import make_policy
-from spmdrl.nets.policy import variables_of
-from spmdrl.rollout import Collector
-from spmdrl.rundir import versions
-from spmdrl.shards import rollout_specs
-from spmdrl.stages import (
+from spmdrl.learning.stages import (
     Learner,
     apply_gradient,
     begin,
@@ -40,9 +34,15 @@ from spmdrl.stages import (
     prepare,
     prepared_specs,
 )
-from spmdrl.sync import make_grad_sync
-from spmdrl.update import init_train_state, make_optimizer, make_update
-from spmdrl.world import World
+from spmdrl.learning.update import init_train_state, make_optimizer, make_update
+from spmdrl.nets import make_policy
+from spmdrl.nets.policy import variables_of
+from spmdrl.parallel.mesh import local_devices, make_mesh, replicate
+from spmdrl.parallel.placement import rollout_specs
+from spmdrl.parallel.sync import make_grad_sync
+from spmdrl.parallel.topology import cores
+from spmdrl.parallel.world import World
+from spmdrl.runtime.rundir import versions
 
 OUT = Path(__file__).with_name("results") / "profile.md"
 

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from spmdrl import mpi_ops
-from spmdrl.launch import detect
-from spmdrl.sync import broadcast_tree
-from spmdrl.world import World, connect
+from spmdrl.parallel import mpi
+from spmdrl.parallel.sync import broadcast_tree
+from spmdrl.parallel.topology import detect
+from spmdrl.parallel.world import World, connect
 
 
 @functools.cache
@@ -61,8 +61,8 @@ def allmean(tree: Any) -> Any:
         return tree
     flat, restore = jax.flatten_util.ravel_pytree(tree)
     if isinstance(flat, jax.core.Tracer):
-        return restore(mpi_ops.allreduce(flat) / size())
-    total = mpi_ops.within_reach(mpi_ops.allreduce)(flat)
+        return restore(mpi.allreduce(flat) / size())
+    total = mpi.within_reach(mpi.allreduce)(flat)
     return restore(jax.device_put(total / size(), flat.sharding))
 
 

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import tyro
 
-from spmdrl.checkpoint import Checkpointer, Snapshot, to_named
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, LogConfig
 from spmdrl.episodes import Batches, Recording
 from spmdrl.evaluate import play, summarize
-from spmdrl.launch import Topology, prepare_process
-from spmdrl.metrics import Logger, write_json
-from spmdrl.rundir import CLONE_MARK, open_run, write_status
-from spmdrl.safety import Watchdog, report_fault
-from spmdrl.validity import validate
+from spmdrl.parallel.topology import Topology, prepare_process
+from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
+from spmdrl.runtime.logger import Logger, write_json
+from spmdrl.runtime.rundir import CLONE_MARK, open_run, write_status
+from spmdrl.runtime.validate import validate
+from spmdrl.runtime.watchdog import Watchdog, report_fault
 
 if TYPE_CHECKING:
     from spmdrl.nets import Policy
@@ -128,7 +128,7 @@ def make_step(config: Config, policy: Policy, obs_moments: Moments) -> tuple[Any
     """`(init, step)`: the optimiser's first state, and one compiled gradient step."""
     import jax
 
-    from spmdrl.update import make_optimizer
+    from spmdrl.learning.update import make_optimizer
 
     optimizer, lr = make_optimizer(config), config.optim.lr
 
@@ -161,8 +161,7 @@ def clone(
     """Learn, with a row of metrics and a checkpoint an epoch; the last checkpoint."""
     import jax
 
-    from spmdrl import moments
-    from spmdrl.nets import make_policy
+    from spmdrl.nets import make_policy, moments
 
     spec = recording.spec()
     policy = make_policy(config, spec)
@@ -184,7 +183,7 @@ def clone(
 
 
 def snapshot(epoch: int, params: Any, obs_moments: Moments) -> Snapshot:
-    from spmdrl.update import params_sha256
+    from spmdrl.learning.update import params_sha256
 
     meta = {"step": epoch, "return_mean": None, "params_sha256": params_sha256(params)}
     model = {"params": params, "obs_moments": obs_moments}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spmdrl.config import EXIT_FAULT
-from spmdrl.launch import cores, detect, find_mpirun, mpirun_command
+from spmdrl.parallel.topology import cores, detect, find_mpirun, mpirun_command
 
 ALLREDUCE = """
 import jax.numpy as jnp, mpi4jax

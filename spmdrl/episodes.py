@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save as save_bytes
 
-from spmdrl.checkpoint import write_file
 from spmdrl.config import Config, ConfigError, from_json
+from spmdrl.runtime.checkpoint import write_file
 
 if TYPE_CHECKING:  # it brings flax; a reader of data needs only numpy
     from spmdrl.types import EnvSpec

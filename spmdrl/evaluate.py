@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError
-from spmdrl.play import find_checkpoint, load_model, make_chooser, play_steps
-from spmdrl.rundir import read_run
-from spmdrl.validity import validate
+from spmdrl.runtime.play import find_checkpoint, load_model, make_chooser, play_steps
+from spmdrl.runtime.rundir import read_run
+from spmdrl.runtime.validate import validate
 
 
 @dataclass(frozen=True)

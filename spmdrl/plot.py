@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spmdrl.config import EXIT_BAD_INPUT, ConfigError
-from spmdrl.rundir import read_run
+from spmdrl.runtime.rundir import read_run
 
 PANELS = [
     ("episode/return_mean", "return (mean of the last episodes)"),

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
-from spmdrl.checkpoint import MANIFEST
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, from_json, to_json
 from spmdrl.episodes import INDEX, Episode, describe_spec, write_episode, write_index
-from spmdrl.launch import (
+from spmdrl.parallel.topology import (
     LaunchError,
     Topology,
     detect,
@@ -29,15 +28,16 @@ from spmdrl.launch import (
     spawn,
     threads_per_rank,
 )
-from spmdrl.play import find_checkpoint, load_model, make_chooser, play_steps
-from spmdrl.rundir import read_run
-from spmdrl.validity import validate
-from spmdrl.world import World, connect
+from spmdrl.parallel.world import World, connect
+from spmdrl.runtime.checkpoint import MANIFEST
+from spmdrl.runtime.play import find_checkpoint, load_model, make_chooser, play_steps
+from spmdrl.runtime.rundir import read_run
+from spmdrl.runtime.validate import validate
 
 if TYPE_CHECKING:
     from spmdrl.envs.base import EnvBatch
     from spmdrl.nets import Policy
-    from spmdrl.play import PlayedStep
+    from spmdrl.runtime.play import PlayedStep
     from spmdrl.types import EnvSpec
 
 EXIT_INTERRUPTED = 130
@@ -328,8 +328,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def work(job: Job, world: World, topology: Topology) -> int:
     """This worker's part, to the exit code; a worker that fails ends the others too."""
-    from spmdrl.safety import report_fault
-    from spmdrl.session import leave
+    from spmdrl.runtime.session import leave
+    from spmdrl.runtime.watchdog import report_fault
 
     # --nprocs hands every request to stop on as USR1
     signal.signal(signal.SIGUSR1, signal.default_int_handler)

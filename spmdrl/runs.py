@@ -20,8 +20,8 @@ from typing import Annotated, Any
 import tyro
 
 from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError
-from spmdrl.rundir import CLONE_MARK, read_run
-from spmdrl.safety import is_running
+from spmdrl.runtime.rundir import CLONE_MARK, read_run
+from spmdrl.runtime.watchdog import is_running
 
 SILENT_S = 10.0  # a living run beats twice a second
 TAIL_BYTES = 65_536  # holds the last rows of metrics.jsonl, however long the run is

@@ -17,11 +17,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spmdrl.batch import WARNING_S, Job, pbs_script, seconds, slurm_script
+from spmdrl.cluster.batch_scripts import WARNING_S, Job, pbs_script, seconds, slurm_script
+from spmdrl.cluster.hostfile import (
+    Host,
+    as_text,
+    mpirun_command,
+    read_cluster,
+    read_hostfile,
+    ssh_advice,
+)
 from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError, load
 from spmdrl.envs.ids import check_id
-from spmdrl.hosts import Host, as_text, mpirun_command, read_cluster, read_hostfile, ssh_advice
-from spmdrl.validity import validate
+from spmdrl.runtime.validate import validate
 
 TIME = re.compile(r"(\d+-)?\d+(:[0-5]?\d){0,2}")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]*")

@@ -18,13 +18,20 @@ from spmdrl.config import (
     to_json,
 )
 from spmdrl.envs.ids import check_id
-from spmdrl.launch import LaunchError, Topology, auto_ranks, detect, prepare_process, spawn
-from spmdrl.rundir import check_run_dir
-from spmdrl.safety import StopRequest, Watchdog, start_folder
-from spmdrl.validity import check_extras, validate
+from spmdrl.parallel.topology import (
+    LaunchError,
+    Topology,
+    auto_ranks,
+    detect,
+    prepare_process,
+    spawn,
+)
+from spmdrl.runtime.rundir import check_run_dir
+from spmdrl.runtime.validate import check_extras, validate
+from spmdrl.runtime.watchdog import StopRequest, Watchdog, start_folder
 
 if TYPE_CHECKING:
-    from spmdrl.world import World
+    from spmdrl.parallel.world import World
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         watchdog = Watchdog(topology.rank, topology.size, start_folder())
         if topology.size > 1:
             watchdog.start()
-        from spmdrl.world import connect  # numpy and MPI load under the watchdog's eyes
+        from spmdrl.parallel.world import connect  # numpy and MPI load under the watchdog's eyes
 
         world = connect(topology)
         config = shared_config(argv, topology, world)
@@ -47,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, LaunchError) as error:
         print(f"spmdrl: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    from spmdrl.session import run_session  # jax from here on
+    from spmdrl.runtime.session import run_session  # jax from here on
 
     return run_session(config, topology, world, stop, watchdog, argv)
 

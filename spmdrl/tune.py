@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, load
-from spmdrl.launch import cores
+from spmdrl.parallel.topology import cores
 from spmdrl.plot import read_metrics
-from spmdrl.validity import validate
+from spmdrl.runtime.validate import validate
 from spmdrl.verify import read_arguments, train
 
 SKIP = 2  # first updates, which hold the compilation

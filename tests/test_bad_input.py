@@ -168,9 +168,9 @@ import contextlib, io, json, sys, types
 for optional in ("wandb", "tensorboardX"):
     sys.modules[optional] = None  # as where they are not installed
 from spmdrl import train
-session = types.ModuleType("spmdrl.session")
+session = types.ModuleType("spmdrl.runtime.session")
 session.run_session = lambda *_: "training began"
-sys.modules["spmdrl.session"] = session
+sys.modules["spmdrl.runtime.session"] = session
 train.spawn = lambda *_: "mpirun was started"
 heavy = json.loads(sys.argv[1])
 answers = []

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmdrl import checkpoint
-from spmdrl.checkpoint import (
+from spmdrl.runtime import checkpoint
+from spmdrl.runtime.checkpoint import (
     Checkpointer,
     CheckpointError,
     Snapshot,
@@ -213,7 +213,7 @@ def test_a_save_flushes_its_data_then_renames_then_flushes_the_folder(tmp_path):
     """As the kernel sees it: no rename before the data is on the disk."""
     script = (
         "import sys, numpy as np; from pathlib import Path\n"
-        "from spmdrl.checkpoint import Checkpointer, Snapshot\n"
+        "from spmdrl.runtime.checkpoint import Checkpointer, Snapshot\n"
         "arrays = {'params': {'w': np.ones(9, np.float32)}}\n"
         "Checkpointer(Path(sys.argv[1]), 3).save(Snapshot(7, arrays, {'step': 7}))\n"
     )

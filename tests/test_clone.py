@@ -15,10 +15,10 @@ from spmdrl import clone, evaluate, runs
 from spmdrl.config import Config, EnvConfig, EvalConfig, NetConfig, to_json
 from spmdrl.envs import make_env
 from spmdrl.episodes import Recording, describe_spec, write_episode, write_index
-from spmdrl.moments import variance
 from spmdrl.nets import make_policy
+from spmdrl.nets.moments import variance
 from spmdrl.nets.policy import variables_of
-from spmdrl.play import find_checkpoint, load_model
+from spmdrl.runtime.play import find_checkpoint, load_model
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = Config(

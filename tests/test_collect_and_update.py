@@ -10,18 +10,18 @@ import jax
 import numpy as np
 import pytest
 
-from spmdrl import actors
-from spmdrl import rollout as rollout_module
-from spmdrl.actors import ScanActor
+from spmdrl.acting import actors
+from spmdrl.acting import collector as rollout_module
+from spmdrl.acting.actors import ScanActor
+from spmdrl.acting.collector import Collector
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, SyncConfig
-from spmdrl.mesh import local_devices, make_mesh, replicate
+from spmdrl.learning.update import init_train_state, make_update
 from spmdrl.nets import make_policy
 from spmdrl.nets.policy import variables_of
-from spmdrl.rollout import Collector
-from spmdrl.sync import NotFinite, NotFiniteError, make_grad_sync
+from spmdrl.parallel.mesh import local_devices, make_mesh, replicate
+from spmdrl.parallel.sync import NotFinite, NotFiniteError, make_grad_sync
+from spmdrl.parallel.world import World
 from spmdrl.types import Rollout, TrainState
-from spmdrl.update import init_train_state, make_update
-from spmdrl.world import World
 
 SMALL = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=8),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spmdrl.compile_cache import VARIABLE, open_cache, publish
+from spmdrl.parallel.compile_cache import VARIABLE, open_cache, publish
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_programs_that_hold_addresses_are_not_kept(environ):
 
 
 def test_the_cache_stays_below_its_limit(environ, monkeypatch):
-    monkeypatch.setattr("spmdrl.compile_cache.LIMIT_BYTES", 10)
+    monkeypatch.setattr("spmdrl.parallel.compile_cache.LIMIT_BYTES", 10)
     open_cache(environ)
     for age in range(3):
         program(environ, f"jit_update-{age}", "five!")
@@ -72,7 +72,7 @@ def test_a_home_that_cannot_be_written_is_no_error(tmp_path):
 
 
 SCRIPT = """
-from spmdrl.launch import Topology, prepare_process
+from spmdrl.parallel.topology import Topology, prepare_process
 prepare_process(Topology(), 1)
 import jax, jax.numpy as jnp
 events = []
@@ -82,7 +82,7 @@ def update(x):
         x = jnp.sort(jnp.sin(x) @ jnp.cos(x))
     return x
 jax.jit(update)(jnp.ones((64, 64))).block_until_ready()
-from spmdrl.compile_cache import publish
+from spmdrl.parallel.compile_cache import publish
 publish()
 print("HIT" if any("cache_hits" in e for e in events) else "MISS")
 """

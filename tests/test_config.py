@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spmdrl import launch, tune
+from spmdrl import tune
 from spmdrl.config import (
     AlgoConfig,
     Config,
@@ -21,10 +21,11 @@ from spmdrl.config import (
     to_json,
 )
 from spmdrl.envs.ids import IDS_FILE, check_id, envpool_ids
-from spmdrl.launch import Topology, detect, expand_tasks_per_node
-from spmdrl.rundir import check_run_dir, forbidden_changes, open_run, read_run
+from spmdrl.parallel import topology
+from spmdrl.parallel.topology import Topology, detect, expand_tasks_per_node
+from spmdrl.runtime.rundir import check_run_dir, forbidden_changes, open_run, read_run
+from spmdrl.runtime.validate import nearest_multiples, validate
 from spmdrl.train import checked_config, ranks_to_start
-from spmdrl.validity import nearest_multiples, validate
 
 ROOT = Path(__file__).resolve().parents[1]
 CARTPOLE = str(ROOT / "configs" / "cartpole.py")
@@ -360,16 +361,16 @@ def test_the_list_of_ids_is_that_of_the_installed_envpool():
     [(64, 2, 2), (64, 4, 4), (4, 2, 1), (16, 4, 2), (18, 2, 2), (24, 5, 3), (9, 2, 1)],
 )
 def test_auto_ranks_share_the_environments_out_evenly(monkeypatch, envs, cores, ranks):
-    monkeypatch.setattr(launch, "cores", lambda: cores)
-    monkeypatch.setattr(launch, "_all_gpus", list)
+    monkeypatch.setattr(topology, "cores", lambda: cores)
+    monkeypatch.setattr(topology, "_all_gpus", list)
     config = load([CARTPOLE, "--env.num-envs", str(envs), "--nprocs", "auto"])
     assert ranks_to_start(config, Topology()) == ranks
     assert ranks_to_start(config, Topology(rank=0, size=2, launcher="mpirun")) == 0
 
 
 def test_auto_is_one_rank_where_there_are_gpus(monkeypatch):
-    monkeypatch.setattr(launch, "_all_gpus", lambda: ["0", "1"])
-    assert launch.auto_ranks(load([CARTPOLE, "--env.num-envs", "64"])) == 1
+    monkeypatch.setattr(topology, "_all_gpus", lambda: ["0", "1"])
+    assert topology.auto_ranks(load([CARTPOLE, "--env.num-envs", "64"])) == 1
 
 
 def test_tune_tries_what_the_machine_and_the_config_allow():

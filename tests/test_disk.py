@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spmdrl.checkpoint import Checkpointer
-from spmdrl.metrics import AppendFile
+from spmdrl.runtime.checkpoint import Checkpointer
+from spmdrl.runtime.logger import AppendFile
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "faults"))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from spmdrl.algos.gae import fold_discounts, gae
+from spmdrl.algos.returns import fold_discounts, gae
 
 GAMMA, LAMBDA = 0.9, 0.8
 

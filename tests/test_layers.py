@@ -9,14 +9,21 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "spmdrl"
 
-# From the ground up; a folder is one layer. What is not listed is a tool: it may import anything,
-# and nothing of the trainer imports it.
-LAYERS = [
-    "config", "validity", "compile_cache", "launch", "types", "moments", "mesh", "shards", "envs",
-    "nets", "algos", "world", "mpi_ops", "sync", "checkpoint", "actors", "rollout", "stages",
-    "update", "gather", "console", "metrics", "rundir", "safety", "resume", "loop", "session",
-    "train",
-]  # fmt: skip
+# From the ground up. Packages of one row do not know each other: `acting` and `learning` meet in
+# `types.Rollout`. What others import and the commands stand on top.
+ROWS = [
+    {"config", "types"},
+    {"parallel"},
+    {"envs", "nets"},
+    {"algos"},
+    {"acting", "learning"},
+    {"runtime"},
+    {"cluster"},
+    {"api", "episodes"},
+]
+COMMANDS = {
+    "train", "evaluate", "record", "clone", "plot", "runs", "doctor", "verify", "tune", "slurm",
+}  # fmt: skip
 
 
 def modules() -> dict[str, Path]:
@@ -60,36 +67,45 @@ def layer(module: str) -> str:
     return module.partition(".")[0]
 
 
-def test_every_layer_exists():
-    assert set(LAYERS) <= {layer(name) for name in MODULES}
+def below(name: str) -> set[str]:
+    """Which packages one of this name may import from."""
+    if name in COMMANDS:
+        return {name}.union(*ROWS)
+    row = next(number for number, names in enumerate(ROWS) if name in names)
+    return {name}.union(*ROWS[:row])
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if layer(name) in LAYERS])
+def test_every_package_has_its_row():
+    assert {layer(name) for name in MODULES} == COMMANDS.union(*ROWS)
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_imports_point_downwards(module):
-    mine = layer(module)
-    allowed = {*LAYERS[: LAYERS.index(mine)], mine}
+    allowed = below(layer(module))
     wrong = {name for name in own_imports(MODULES[module]) if layer(name) not in allowed}
-    assert not wrong, f"{module} imports {wrong}, which are above it, tools, or have no layer yet"
+    assert not wrong, f"{module} imports {wrong}, which stand above it or beside it"
 
 
 def test_the_reading_of_imports():
     """Else the test above could be satisfied by seeing nothing."""
-    assert {"config", "types", "nets.conv", "moments"} <= own_imports(MODULES["nets.policy"])
-    assert "session" in own_imports(MODULES["train"])  # inside a function
+    assert {"config", "types", "nets.cpu.conv", "nets.moments"} <= own_imports(
+        MODULES["nets.policy"]
+    )
+    assert "runtime.session" in own_imports(MODULES["train"])  # inside a function
 
 
-def test_only_mpi_ops_imports_mpi4jax():
+def test_only_one_module_imports_mpi4jax():
     importers = {
         name
         for name, file in MODULES.items()
         if any(i.partition(".")[0] == "mpi4jax" for i in imports(ast.parse(file.read_text())))
     }
-    assert importers == {"mpi_ops"}
+    assert importers == {"parallel.mpi"}
 
 
 LIGHT = [
-    "config", "launch", "rundir", "checkpoint", "envs.ids", "train", "evaluate", "plot", "runs",
-    "record", "episodes", "clone",
+    "config", "parallel.topology", "runtime.rundir", "runtime.checkpoint", "envs.ids", "train",
+    "evaluate", "plot", "runs", "record", "episodes", "clone",
 ]  # fmt: skip
 
 
@@ -105,7 +121,6 @@ def test_light_modules_do_not_load_jax():
 
 def test_the_trainer_loads_without_mpi():
     """Importing the whole trainer must not touch MPI, which may be missing or broken."""
-    program = (
-        "import sys; sys.modules['mpi4py'] = sys.modules['mpi4jax'] = None; import spmdrl.session"
-    )
+    blocked = "sys.modules['mpi4py'] = sys.modules['mpi4jax'] = None"
+    program = f"import sys; {blocked}; import spmdrl.runtime.session"
     subprocess.run([sys.executable, "-c", program], check=True)

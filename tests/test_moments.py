@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spmdrl import moments
+from spmdrl.nets import moments
 from spmdrl.types import Moments
 
 T, B, D = 4, 6, 2

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from spmdrl import moments
 from spmdrl.config import Config, EnvConfig, NetConfig
-from spmdrl.nets.conv import Conv, conv_as_matmul
+from spmdrl.nets import moments
+from spmdrl.nets.cpu.conv import Conv, conv_as_matmul
 from spmdrl.nets.distributions import Categorical, DiagNormal
 from spmdrl.nets.policy import make_policy, variables_of
 from spmdrl.types import ActionSpace, EnvSpec, Moments

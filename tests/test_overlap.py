@@ -13,14 +13,14 @@ import jax
 import numpy as np
 import pytest
 
+from spmdrl.acting.collector import Collector
 from spmdrl.config import AlgoConfig, Config, ConfigError, EnvConfig, SyncConfig
-from spmdrl.mesh import local_devices, make_mesh, replicate
+from spmdrl.learning.update import init_train_state, make_update, params_sha256
 from spmdrl.nets import make_policy
-from spmdrl.rollout import Collector
-from spmdrl.sync import make_grad_sync
-from spmdrl.update import init_train_state, make_update, params_sha256
-from spmdrl.validity import validate
-from spmdrl.world import World
+from spmdrl.parallel.mesh import local_devices, make_mesh, replicate
+from spmdrl.parallel.sync import make_grad_sync
+from spmdrl.parallel.world import World
+from spmdrl.runtime.validate import validate
 
 sys.path.insert(0, str(Path(__file__).parent / "spmd"))
 

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spmdrl import moments, record
-from spmdrl.checkpoint import Checkpointer, Snapshot, to_named
+from spmdrl import record
 from spmdrl.config import Config, ConfigError, EnvConfig, EvalConfig, NetConfig
 from spmdrl.envs import make_env
 from spmdrl.envs.envpool_backend import EnvpoolBatch
 from spmdrl.episodes import FIELDS, INDEX, Batches, Recording, map_arrays
-from spmdrl.nets import make_policy
-from spmdrl.play import find_checkpoint
-from spmdrl.rundir import open_run
+from spmdrl.nets import make_policy, moments
+from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
+from spmdrl.runtime.play import find_checkpoint
+from spmdrl.runtime.rundir import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
 EPISODES = 11

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spmdrl.actors import ActorState, Steps, accumulate, finish_rollout, transform_reward
+from spmdrl.acting.actors import ActorState, Steps, accumulate, finish_rollout, transform_reward
 from spmdrl.config import AlgoConfig, Config, EnvConfig, SyncConfig
 from spmdrl.envs.base import action_space, check_actions, env_seeds, to_env_action
-from spmdrl.shards import ids_of_ranks, in_shards, shards_in, split_ids
-from spmdrl.stages import (
+from spmdrl.learning.stages import (
     IMAGE_CHUNK,
     center_and_scale,
     chunk_size,
@@ -26,6 +25,7 @@ from spmdrl.stages import (
     sum_over_chunks,
     take_steps,
 )
+from spmdrl.parallel.placement import ids_of_ranks, in_shards, shards_in, split_ids
 from spmdrl.types import ActionSpace
 
 steady = settings(max_examples=100, deadline=None, derandomize=True)

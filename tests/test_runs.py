@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from spmdrl.config import Config, to_json
-from spmdrl.rundir import CLONE_MARK, write_status
 from spmdrl.runs import describe, find_runs, main, short_age
+from spmdrl.runtime.rundir import CLONE_MARK, write_status
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = Config(total_steps=4096, seed=7)
@@ -24,11 +24,11 @@ CONFIG = Config(total_steps=4096, seed=7)
 ENDINGS = """
 import os, signal, sys
 from dataclasses import replace
-from spmdrl import session
+from spmdrl.runtime import session
 from spmdrl.config import Config, ConfigError
-from spmdrl.launch import Topology
-from spmdrl.safety import StopRequest, Watchdog
-from spmdrl.world import World
+from spmdrl.parallel.topology import Topology
+from spmdrl.runtime.watchdog import StopRequest, Watchdog
+from spmdrl.parallel.world import World
 
 SUMMARY = {"episode_return_mean": 1.0, "env_steps": 1, "wall_s": 1.0, "sps": 1.0}
 

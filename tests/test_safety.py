@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from spmdrl.launch import mpirun_command
-from spmdrl.safety import Watchdog, start_folder
-from spmdrl.sync import odd_ones
+from spmdrl.parallel.sync import odd_ones
+from spmdrl.parallel.topology import mpirun_command
+from spmdrl.runtime.watchdog import Watchdog, start_folder
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_ranks_of_a_host_meet_in_a_folder_of_their_job():
 
 MEETING = """
 import sys, time
-from spmdrl import world as w
-from spmdrl.launch import LaunchError, detect
+from spmdrl.parallel import world as w
+from spmdrl.parallel.topology import LaunchError, detect
 w.SAY_EVERY_S = 0.3
 world = w.connect(detect())
 if world.rank in (1, 2):
@@ -133,8 +133,8 @@ def meet(late: float, limit: float) -> subprocess.CompletedProcess[str]:
 
 EARLY = """
 import time
-from spmdrl import world as w
-from spmdrl.launch import detect
+from spmdrl.parallel import world as w
+from spmdrl.parallel.topology import detect
 w.SAY_EVERY_S = 0.3
 topology = detect()
 time.sleep(2.0 * topology.rank)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spmdrl import batch, hosts, slurm
+from spmdrl import slurm
+from spmdrl.cluster import batch_scripts, hostfile
 from spmdrl.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -168,7 +169,7 @@ def test_jax_stays_out():
     ],
 )
 def test_slurm_times(time, expected):
-    assert batch.seconds(time) == expected
+    assert batch_scripts.seconds(time) == expected
 
 
 def fake_command(folder: Path, name: str, text: str) -> None:
@@ -326,7 +327,7 @@ def write(folder: Path, text: str) -> str:
 
 def test_hostfile(tmp_path):
     file = write(tmp_path, "# two\nnode-a slots=4\n\nnode-b  # one\nnode-c:2\nnode-a slots=1\n")
-    assert [(h.name, h.slots) for h in hosts.read_hostfile(file)] == [
+    assert [(h.name, h.slots) for h in hostfile.read_hostfile(file)] == [
         ("node-a", 5),
         ("node-b", 1),
         ("node-c", 2),
@@ -352,13 +353,13 @@ def test_hosts_are_checked_against_the_config(run, tmp_path):
 
 def test_old_csv(tmp_path):
     text = OLD_HEADER + 'worker,10.0.0.1,2222,"0,1",22,,\nworker,10.0.0.2,2222,,22,,\n'
-    found = hosts.read_cluster(write(tmp_path, text))
-    assert found == [hosts.Host("10.0.0.1", 2, ("0", "1")), hosts.Host("10.0.0.2", 1)]
+    found = hostfile.read_cluster(write(tmp_path, text))
+    assert found == [hostfile.Host("10.0.0.1", 2, ("0", "1")), hostfile.Host("10.0.0.2", 1)]
 
 
 def test_old_csv_rows_of_one_machine_add_up(tmp_path):
     text = OLD_HEADER + "ps,a,1,-1,22,,\nworker,a,2,-1,22,,\nworker,b,2,,22,,\n"
-    assert [(h.name, h.slots) for h in hosts.read_cluster(write(tmp_path, text))] == [
+    assert [(h.name, h.slots) for h in hostfile.read_cluster(write(tmp_path, text))] == [
         ("a", 2),
         ("b", 1),
     ]
@@ -403,7 +404,7 @@ def test_passwords_are_refused_and_not_repeated(run, tmp_path):
 )
 def test_bad_hostfiles(tmp_path, text, said):
     with pytest.raises(ConfigError) as error:
-        hosts.read_hostfile(write(tmp_path, text))
+        hostfile.read_hostfile(write(tmp_path, text))
     assert said in str(error.value)
 
 
@@ -424,7 +425,7 @@ def test_bad_hostfiles(tmp_path, text, said):
 )
 def test_bad_csv(tmp_path, text, said):
     with pytest.raises(ConfigError) as error:
-        hosts.read_cluster(write(tmp_path, text))
+        hostfile.read_cluster(write(tmp_path, text))
     assert said in str(error.value)
 
 

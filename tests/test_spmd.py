@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spmdrl.launch import SAME_BITS_FLAG, mpirun_command
+from spmdrl.parallel.topology import SAME_BITS_FLAG, mpirun_command
 from spmdrl.verify import TOPOLOGIES
 from spmdrl.verify import main as verify
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spmdrl.rundir import read_run
+from spmdrl.runtime.rundir import read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(600)  # a training is part of a test's time; CI may be busy

@@ -12,16 +12,16 @@ import numpy as np
 import optax
 import pytest
 
+from spmdrl.acting.collector import Collector
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
-from spmdrl.mesh import local_devices, make_mesh, replicate
+from spmdrl.learning.stages import step_order
+from spmdrl.learning.update import init_train_state, make_update
 from spmdrl.nets import make_policy
 from spmdrl.nets.policy import variables_of
-from spmdrl.rollout import Collector
-from spmdrl.stages import step_order
-from spmdrl.sync import make_grad_sync
+from spmdrl.parallel.mesh import local_devices, make_mesh, replicate
+from spmdrl.parallel.sync import make_grad_sync
+from spmdrl.parallel.world import World
 from spmdrl.types import Rollout
-from spmdrl.update import init_train_state, make_update
-from spmdrl.world import World
 
 ALGO = AlgoConfig(num_steps=32, epochs=3, minibatches=4, entropy_coef=0.01, clip_value=True)
 CARTPOLE = Config(

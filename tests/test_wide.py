@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from spmdrl.nets import wide
+from spmdrl.nets.cpu import chunked_dense as wide
 
 
 class Torso(nn.Module):

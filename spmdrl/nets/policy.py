@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Shaped
 
-from spmdrl import moments
 from spmdrl.config import Config, ConfigError
-from spmdrl.nets.conv import Conv
+from spmdrl.nets import moments
+from spmdrl.nets.cpu.chunked_dense import INPUTS, WIDE, Factors, WideDense, inputs_of, probed
+from spmdrl.nets.cpu.conv import Conv
 from spmdrl.nets.distributions import DiagNormal, Distribution, make_distribution
-from spmdrl.nets.wide import INPUTS, WIDE, Factors, WideDense, inputs_of, probed
 from spmdrl.types import Carry, EnvSpec, Moments, Params
 
 SQRT2 = 2.0**0.5

@@ -16,7 +16,7 @@ from typing import Any
 fault, guilty, update, marks, *argv = sys.argv[1:]
 guilty_rank, at_update = int(guilty), int(update)
 
-from spmdrl.launch import detect  # noqa: E402
+from spmdrl.parallel.topology import detect  # noqa: E402
 
 me = detect().rank
 Path(marks, f"pid-{me}").write_text(str(os.getpid()))
@@ -62,11 +62,12 @@ def at_handshake(session: Any) -> None:
 
 
 def install() -> None:
-    from spmdrl import loop, metrics, rollout
+    from spmdrl.acting import collector
     from spmdrl.envs.envpool_backend import EnvpoolBatch
+    from spmdrl.runtime import logger, loop
 
     if fault in ("env", "nan-reward", "nan-obs"):
-        rollout.compiles = lambda *args: False  # step by step, where it can be reached
+        collector.compiles = lambda *args: False  # step by step, where it can be reached
 
         @calls_of(EnvpoolBatch, "recv", per_update=16)
         def recv(original: Any, self: Any) -> Any:
@@ -81,7 +82,7 @@ def install() -> None:
 
     elif fault == "nan-gradient":
 
-        @calls_of(rollout.Collector, "collect")
+        @calls_of(collector.Collector, "collect")
         def collect_poisoned(original: Any, *args: Any) -> Any:
             steps, episodes = original(*args)
             # Observations and rewards are fine; every ratio, and with it the gradient, is not.
@@ -95,19 +96,19 @@ def install() -> None:
 
     elif fault == "logger":
 
-        @calls_of(metrics.Logger, "write")
+        @calls_of(logger.Logger, "write")
         def write(original: Any, self: Any, row: Any) -> None:
             raise OSError("the disk is gone")
 
     elif fault == "exit":
 
-        @calls_of(rollout.Collector, "collect")
+        @calls_of(collector.Collector, "collect")
         def collect(original: Any, *args: Any) -> Any:
             sys.exit(0)
 
     elif fault == "stop":
 
-        @calls_of(rollout.Collector, "collect")
+        @calls_of(collector.Collector, "collect")
         def collect_stopped(original: Any, *args: Any) -> Any:
             os.kill(os.getpid(), signal.SIGSTOP)
             return original(*args)
@@ -123,7 +124,7 @@ def install() -> None:
             original(config, jax.tree.unflatten(structure, leaves), world, mesh)
 
     elif fault in ("version", "config"):
-        from spmdrl import session
+        from spmdrl.runtime import session
 
         at_handshake(session)
     elif fault != "kill":

@@ -71,7 +71,7 @@ class Trial:
 
 
 def run_trial(kind: str, fault: str, ranks: int, rng: random.Random, env: Any) -> tuple[Trial, str]:
-    from spmdrl.launch import mpirun_command
+    from spmdrl.parallel.topology import mpirun_command
 
     rank = 0 if fault == "logger" else rng.randrange(ranks)
     if fault in ("config", "version"):
@@ -113,7 +113,7 @@ def _kill_later(marks: Path, rank: int, rng: random.Random) -> None:
 
 def _end_orphans(marks: Path) -> int:
     """Ranks that outlived the job, a moment later; none should."""
-    from spmdrl.safety import is_running
+    from spmdrl.runtime.watchdog import is_running
 
     deadline, left = time.time() + 2.0, [int(p.read_text()) for p in marks.glob("pid-*")]
     while left and time.time() < deadline:

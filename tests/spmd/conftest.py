@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
-from spmdrl.launch import detect
-from spmdrl.world import World, connect
+from spmdrl.parallel.topology import detect
+from spmdrl.parallel.world import World, connect
 
 
 @pytest.fixture(scope="session")

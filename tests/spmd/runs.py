@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig
-from spmdrl.launch import Topology
-from spmdrl.loop import train
-from spmdrl.metrics import make_logger
-from spmdrl.rundir import RunDir
-from spmdrl.safety import StopRequest, Watchdog
-from spmdrl.world import World
+from spmdrl.parallel.topology import Topology
+from spmdrl.parallel.world import World
+from spmdrl.runtime.logger import make_logger
+from spmdrl.runtime.loop import train
+from spmdrl.runtime.rundir import RunDir
+from spmdrl.runtime.watchdog import StopRequest, Watchdog
 
 CARTPOLE = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=64),

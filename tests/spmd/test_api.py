@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmdrl import api, mpi_ops
+from spmdrl import api
 
 
 def brought_by(rank: int) -> dict[str, np.ndarray]:
@@ -28,7 +28,7 @@ def test_allmean(wrap):
 
 
 def test_allmean_by_way_of_the_host_returns_to_the_device(monkeypatch):
-    monkeypatch.setattr(mpi_ops, "reaches_device", lambda: False)
+    monkeypatch.setattr(mpi, "reaches_device", lambda: False)
     device = jax.local_devices()[-1]
     tree = {"a": np.full((2, 3), float(api.rank()), np.float32), "b": np.float32(2.0 ** api.rank())}
     found = api.allmean(jax.device_put(tree, device))

@@ -12,12 +12,12 @@ import pytest
 from conftest import layouts
 from runs import CARTPOLE, MUJOCO, PONG, rows, run, updates
 
-from spmdrl import loop, mpi_ops, rollout
-from spmdrl.launch import SAME_BITS_FLAG
-from spmdrl.mesh import make_mesh
-from spmdrl.sync import make_grad_sync
+from spmdrl.parallel.mesh import make_mesh
+from spmdrl.parallel.sync import make_grad_sync
+from spmdrl.parallel.topology import SAME_BITS_FLAG
+from spmdrl.parallel.world import World
+from spmdrl.runtime import loop
 from spmdrl.verify import compare
-from spmdrl.world import World
 
 TASKS = {
     "cartpole": (CARTPOLE, 3),
@@ -75,8 +75,8 @@ def test_an_accelerator_that_mpi_does_not_reach(alone, shared_folder, world, mon
         pytest.skip("one task shows it")
     host, accelerator = jax.local_devices()[:2]
     monkeypatch.setattr(loop, "run_mesh", lambda config: make_mesh([accelerator]))
-    monkeypatch.setattr(mpi_ops, "reaches_device", lambda: False)
-    monkeypatch.setattr(rollout, "acting_devices", lambda config, learners: [host])
+    monkeypatch.setattr(mpi, "reaches_device", lambda: False)
+    monkeypatch.setattr(collector, "acting_devices", lambda config, learners: [host])
     config, count = TASKS[task]
     folder = shared_folder / f"{task}-accelerator"
     run(updates(config, count), 1, world, folder)

@@ -14,12 +14,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from spmdrl.mesh import AXIS, on_device, replicate
-from spmdrl.shards import rollout_specs
-from spmdrl.sync import broadcast_tree
+from spmdrl.learning.update import Update
+from spmdrl.parallel.mesh import AXIS, on_device, replicate
+from spmdrl.parallel.placement import rollout_specs
+from spmdrl.parallel.sync import broadcast_tree
+from spmdrl.parallel.world import World
 from spmdrl.types import Rollout, TrainState
-from spmdrl.update import Update
-from spmdrl.world import World
 
 
 def gathered(update: Update, world: World, mesh: Mesh) -> Update:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from spmdrl.mesh import host_device
+from spmdrl.parallel.mesh import host_device
 
 Tree = Any
 

@@ -20,11 +20,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 
-from spmdrl import mpi_ops
 from spmdrl.config import Config, SyncConfig
-from spmdrl.mesh import AXIS, host_device, on_device
+from spmdrl.parallel import mpi
+from spmdrl.parallel.mesh import AXIS, host_device, on_device
+from spmdrl.parallel.world import World
 from spmdrl.types import TrainState
-from spmdrl.world import World
 
 Tree = Any
 # What to add up, and an earlier answer (None at first) that this call must not overtake.
@@ -61,10 +61,10 @@ def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
     if config.strategy == "gather" or world.size == 1:
         return GradSync(_sum_devices(config), None, devices, 0)
     places, first = devices * world.size, world.rank * devices
-    if devices == 1 and mpi_ops.reaches_device():
+    if devices == 1 and mpi.reaches_device():
         return GradSync(_sum_ranks(config), None, places, first, mpi_in_step=True)
     keep = _gather_devices if config.deterministic else _partial_sum_devices
-    return GradSync(keep, mpi_ops.within_reach(jax.jit(_sum_ranks_between(config))), places, first)
+    return GradSync(keep, mpi.within_reach(jax.jit(_sum_ranks_between(config))), places, first)
 
 
 def _sum_devices(config: SyncConfig) -> Reduce:
@@ -88,10 +88,10 @@ def _sum_ranks(config: SyncConfig) -> Reduce:
     """One flat vector over the network, inside the compiled update."""
     if config.deterministic:
         return lambda tree, earlier: _ordered_sum(
-            _gather_ranks(tree, lambda rows: mpi_ops.allgather_after(rows, earlier))
+            _gather_ranks(tree, lambda rows: mpi.allgather_after(rows, earlier))
         )
     return lambda tree, earlier: _allreduce_flat(
-        _local_sum(tree), lambda flat: mpi_ops.allreduce_after(flat, earlier)
+        _local_sum(tree), lambda flat: mpi.allreduce_after(flat, earlier)
     )
 
 
@@ -101,8 +101,8 @@ def _sum_ranks_between(config: SyncConfig) -> Callable[[Tree], Tree]:
     Ordered by data alone, such programs hung on 2 ranks x 2 devices.
     """
     if config.deterministic:
-        return lambda tree: _ordered_sum(_gather_ranks(tree, mpi_ops.allgather))
-    return lambda tree: _allreduce_flat(_local_sum(tree), mpi_ops.allreduce)
+        return lambda tree: _ordered_sum(_gather_ranks(tree, mpi.allgather))
+    return lambda tree: _allreduce_flat(_local_sum(tree), mpi.allreduce)
 
 
 def _local_sum(tree: Tree) -> Tree:
@@ -178,7 +178,7 @@ class CommMeter:
         self._updates = 0  # since the last row
         if world.size > 1 and config.sync.strategy == "allreduce":
             self._vector = jax.device_put(np.zeros(self._floats, np.float32), host_device())
-            self._probe = jax.jit(partial(mpi_ops.allreduce_after, earlier=None))
+            self._probe = jax.jit(partial(mpi.allreduce_after, earlier=None))
 
     def tick(self, step: int) -> None:
         """Called once an update, on every rank."""

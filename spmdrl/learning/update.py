@@ -19,12 +19,8 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmdrl import moments
 from spmdrl.config import Config
-from spmdrl.mesh import on_device, replicate
-from spmdrl.nets.policy import Policy
-from spmdrl.shards import rollout_specs
-from spmdrl.stages import (
+from spmdrl.learning.stages import (
     Learner,
     Progress,
     apply_gradient,
@@ -36,7 +32,11 @@ from spmdrl.stages import (
     prepare,
     prepared_specs,
 )
-from spmdrl.sync import GradSync
+from spmdrl.nets import moments
+from spmdrl.nets.policy import Policy
+from spmdrl.parallel.mesh import on_device, replicate
+from spmdrl.parallel.placement import rollout_specs
+from spmdrl.parallel.sync import GradSync
 from spmdrl.types import Array, EnvSpec, Rollout, TrainState
 
 Update = Callable[[TrainState, Rollout, Array], tuple[TrainState, dict[str, Any]]]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from spmdrl.checkpoint import Checkpointer, CheckpointError, from_named, read_snapshot
 from spmdrl.config import Config, ConfigError
+from spmdrl.runtime.checkpoint import Checkpointer, CheckpointError, from_named, read_snapshot
 
 if TYPE_CHECKING:  # they bring flax, and input is checked before that is loaded
     from spmdrl.envs.base import EnvBatch
@@ -53,8 +53,7 @@ def load_model(config: Config, spec: EnvSpec, checkpoint: Path) -> tuple[Policy,
     import jax
     import jax.numpy as jnp
 
-    from spmdrl import moments
-    from spmdrl.nets import make_policy
+    from spmdrl.nets import make_policy, moments
     from spmdrl.nets.policy import variables_of
 
     policy = make_policy(config, spec)

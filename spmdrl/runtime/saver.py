@@ -22,7 +22,13 @@ from jax.sharding import Mesh
 from safetensors.numpy import load as load_bytes
 from safetensors.numpy import save as save_bytes
 
-from spmdrl.checkpoint import (
+from spmdrl.acting.collector import Collector
+from spmdrl.config import Config
+from spmdrl.learning.update import params_sha256
+from spmdrl.parallel.mesh import on_device, replicate
+from spmdrl.parallel.placement import ids_of_ranks
+from spmdrl.parallel.world import World
+from spmdrl.runtime.checkpoint import (
     Checkpointer,
     CheckpointError,
     Snapshot,
@@ -30,14 +36,8 @@ from spmdrl.checkpoint import (
     to_named,
     write_file,
 )
-from spmdrl.config import Config
-from spmdrl.mesh import on_device, replicate
-from spmdrl.metrics import EpisodeStats, NullLogger
-from spmdrl.rollout import Collector
-from spmdrl.shards import ids_of_ranks
+from spmdrl.runtime.logger import EpisodeStats, NullLogger
 from spmdrl.types import TrainState
-from spmdrl.update import params_sha256
-from spmdrl.world import World
 
 Arrays = dict[str, np.ndarray]
 MAX_FAILURES = 3  # in a row, after which training would be for nothing

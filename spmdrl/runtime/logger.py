@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from spmdrl.config import Config
-from spmdrl.console import Console, make_console
+from spmdrl.runtime.console import Console, make_console
 
 Row = dict[str, float | int | None]
 

@@ -14,22 +14,28 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from spmdrl.compile_cache import publish
+from spmdrl.acting.collector import Collector, Episodes
 from spmdrl.config import Config
-from spmdrl.gather import gathered
-from spmdrl.launch import Topology, settings, threads_per_rank
-from spmdrl.mesh import global_devices, local_devices, make_mesh, replicate, settle
-from spmdrl.metrics import EpisodeStats, Every, NullLogger, Row, Timer
+from spmdrl.learning.update import init_train_state, make_update, params_sha256
 from spmdrl.nets import make_policy
-from spmdrl.resume import Saver
-from spmdrl.rollout import Collector, Episodes
-from spmdrl.rundir import RunDir
-from spmdrl.safety import StopRequest, Watchdog
-from spmdrl.shards import ids_of_ranks, shards_in
-from spmdrl.sync import CommMeter, NotFinite, assert_in_sync, broadcast_tree, make_grad_sync
+from spmdrl.parallel.compile_cache import publish
+from spmdrl.parallel.gather import gathered
+from spmdrl.parallel.mesh import global_devices, local_devices, make_mesh, replicate, settle
+from spmdrl.parallel.placement import ids_of_ranks, shards_in
+from spmdrl.parallel.sync import (
+    CommMeter,
+    NotFinite,
+    assert_in_sync,
+    broadcast_tree,
+    make_grad_sync,
+)
+from spmdrl.parallel.topology import Topology, settings, threads_per_rank
+from spmdrl.parallel.world import World
+from spmdrl.runtime.logger import EpisodeStats, Every, NullLogger, Row, Timer
+from spmdrl.runtime.rundir import RunDir
+from spmdrl.runtime.saver import Saver
+from spmdrl.runtime.watchdog import StopRequest, Watchdog
 from spmdrl.types import TrainState
-from spmdrl.update import init_train_state, make_update, params_sha256
-from spmdrl.world import World
 
 
 class Stopped(Exception):

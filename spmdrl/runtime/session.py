@@ -14,13 +14,13 @@ from typing import Any
 import jax
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, ConfigError
-from spmdrl.launch import LaunchError, Topology
-from spmdrl.loop import Stopped, train
-from spmdrl.metrics import NullLogger, make_logger
-from spmdrl.rundir import RunDir, command_line, open_run, versions, write_status
-from spmdrl.safety import StopRequest, Watchdog, report_fault
-from spmdrl.shards import ids_of_ranks
-from spmdrl.world import World
+from spmdrl.parallel.placement import ids_of_ranks
+from spmdrl.parallel.topology import LaunchError, Topology
+from spmdrl.parallel.world import World
+from spmdrl.runtime.logger import NullLogger, make_logger
+from spmdrl.runtime.loop import Stopped, train
+from spmdrl.runtime.rundir import RunDir, command_line, open_run, versions, write_status
+from spmdrl.runtime.watchdog import StopRequest, Watchdog, report_fault
 
 
 def run_session(

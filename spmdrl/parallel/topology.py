@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from spmdrl.compile_cache import open_cache
 from spmdrl.config import Config, ConfigError
+from spmdrl.parallel.compile_cache import open_cache
 
 CHILD_MARK = "SPMDRL_NPROCS"  # set for the ranks that --nprocs started
 TERMINAL_MARK = "SPMDRL_TERMINAL"  # and whether their output goes to a terminal

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spmdrl.config import Config
-from spmdrl.launch import TERMINAL_MARK, detect
+from spmdrl.parallel.topology import TERMINAL_MARK, detect
 
 SPARK = "▁▂▃▄▅▆▇█"
 PARTS = ("env", "inference", "collect", "update", "comm", "wait", "other")

@@ -14,13 +14,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from spmdrl.actors import LoopActor, ScanActor
-from spmdrl.checkpoint import CheckpointError, from_named, to_named
+from spmdrl.acting.actors import LoopActor, ScanActor
 from spmdrl.config import Config
 from spmdrl.envs import make_env
-from spmdrl.mesh import host_device, join, on_device
 from spmdrl.nets.policy import Policy, variables_of
-from spmdrl.shards import WHOLE_VECTORS, rollout_specs, split_ids
+from spmdrl.parallel.mesh import host_device, join, on_device
+from spmdrl.parallel.placement import WHOLE_VECTORS, rollout_specs, split_ids
+from spmdrl.runtime.checkpoint import CheckpointError, from_named, to_named
 from spmdrl.types import Array, EnvSpec, Rollout, TrainState
 
 

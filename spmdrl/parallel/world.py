@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from spmdrl.config import EXIT_FAULT
-from spmdrl.launch import LaunchError, Topology
+from spmdrl.parallel.topology import LaunchError, Topology
 
 SAY_EVERY_S = 10.0  # while ranks are missing at the start
 START_LIMIT_S = 600.0  # for MPI itself, before there is a config to say otherwise

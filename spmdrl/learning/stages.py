@@ -20,15 +20,15 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
-from spmdrl import moments
-from spmdrl.algos.gae import fold_discounts, gae
 from spmdrl.algos.ppo import REPORTED, Rows, mask_rows, ppo_sums
+from spmdrl.algos.returns import fold_discounts, gae
 from spmdrl.config import Config
-from spmdrl.mesh import AXIS
-from spmdrl.nets import wide
+from spmdrl.nets import moments
+from spmdrl.nets.cpu import chunked_dense as wide
 from spmdrl.nets.policy import Policy, variables_of
-from spmdrl.shards import rollout_specs, split_envs
-from spmdrl.sync import GradSync
+from spmdrl.parallel.mesh import AXIS
+from spmdrl.parallel.placement import rollout_specs, split_envs
+from spmdrl.parallel.sync import GradSync
 from spmdrl.types import Array, Moments, Rollout, TrainState
 
 # Rows whose activations fit into a CPU's cache.

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from spmdrl.config import Config
-from spmdrl.mesh import AXIS
+from spmdrl.parallel.mesh import AXIS
 from spmdrl.types import Rollout
 
 BY_ROW = {"last_obs", "last_first", "carry", "last_carry", "env_ids"}

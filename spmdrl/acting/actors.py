@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float, Int
 
 from spmdrl.config import Config
 from spmdrl.envs.base import EnvBatch
-from spmdrl.mesh import AXIS
 from spmdrl.nets.policy import Policy
-from spmdrl.shards import in_shards, split_envs
+from spmdrl.parallel.mesh import AXIS
+from spmdrl.parallel.placement import in_shards, split_envs
 from spmdrl.types import Array, Carry, Rollout, TimeStep
 
 

@@ -1,0 +1,1 @@
+"""Texts for batch systems and lists of hosts."""

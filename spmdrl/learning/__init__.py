@@ -1,0 +1,1 @@
+"""A rollout in, a new train state out."""

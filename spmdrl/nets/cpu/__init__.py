@@ -1,0 +1,1 @@
+"""Forms of layers that only a CPU likes."""

@@ -1,0 +1,1 @@
+"""Ranks, devices, and what is summed over them."""

@@ -1,0 +1,1 @@
+"""A run: its loop, its files, its guards."""
