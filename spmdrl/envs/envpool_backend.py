@@ -14,7 +14,7 @@ import numpy as np
 
 from spmdrl.config import ConfigError, suggest
 from spmdrl.envs import base
-from spmdrl.types import EnvSpec, TimeStep
+from spmdrl.types import EnvSpec, Obs, TimeStep
 
 
 class EnvpoolBatch:
@@ -37,15 +37,15 @@ class EnvpoolBatch:
             warnings.simplefilter("ignore")
             self._obs_space: Any = self.pool.observation_space
             action = base.action_space(self.pool.action_space, env_id)
-        self.spec = EnvSpec(*base.obs_spec(self._obs_space, env_id), action)
+        self.spec = EnvSpec(base.obs_spec(self._obs_space, env_id), action)
         # Atari under episodic_life: a lost life is `terminated`, the end of the game is in info.
         self.needs_x64 = action.dtype == np.float64
         self._game_over_in_info = "info:terminated" in self.pool._state_keys
         self._raw_reward_in_info = "info:reward" in self.pool._state_keys
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Obs:
         obs, _ = self.pool.reset()
-        return base.flatten_obs(self._obs_space, obs, np)
+        return base.read_obs(self._obs_space, obs, np)
 
     def send(self, action: np.ndarray) -> None:
         action = base.to_env_action(self.spec.action, action, np)
@@ -84,7 +84,7 @@ class EnvpoolBatch:
             reward = info["reward"]
         over = info["terminated"].astype(bool) if self._game_over_in_info else terminated
         return TimeStep(
-            obs=base.flatten_obs(self._obs_space, obs, xp),
+            obs=base.read_obs(self._obs_space, obs, xp),
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=truncated,
