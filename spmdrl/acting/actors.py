@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from spmdrl.config import Config
 from spmdrl.envs.base import EnvBatch
 from spmdrl.nets.policy import Policy
+from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import in_shards, split_envs
 from spmdrl.types import Array, Carry, Rollout, TimeStep
@@ -211,7 +212,7 @@ class ScanActor:
             opinions = look_back(policy, shards, variables, steps)
             return handle, *finish_rollout(config, ids, before, steps, opinions, after)
 
-        self._collect = jax.jit(collect)
+        self._collect = private_jit(collect)
 
     def step(self, action: np.ndarray) -> np.ndarray:
         """Step the environments with given actions; the observations."""

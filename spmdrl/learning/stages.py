@@ -67,7 +67,7 @@ class Prepared(struct.PyTreeNode):
     order: Int[Array, "E T B"]
     obs_moments: Moments
     reward_moments: Moments
-    bad: Float[Array, "places"]  # whose moments were not finite
+    bad: Float[Array, "num_devices"]  # whose moments were not finite
 
 
 class Progress(struct.PyTreeNode):
@@ -92,7 +92,7 @@ def prepared_specs() -> Prepared:
 
 def no_moments(learner: Learner) -> dict[str, Any]:
     """Instead of `moment_sums` where nothing is normalised: a message less."""
-    return {"bad": jnp.zeros(learner.sync.places)}
+    return {"bad": jnp.zeros(learner.sync.num_devices)}
 
 
 def moment_sums(learner: Learner, state: TrainState, rollout: Rollout) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def read_sums(learner: Learner, size: int, vector: Float[Array, "n"]) -> tuple[A
     blank = {
         "sums": dict.fromkeys(REPORTED, jnp.zeros(())),
         "count": jnp.zeros(()),
-        "bad": jnp.zeros(learner.sync.places),
+        "bad": jnp.zeros(learner.sync.num_devices),
     }
     return vector[:size], ravel_pytree(blank)[1](vector[size:])
 
@@ -428,10 +428,10 @@ def sum_over_chunks(
     return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
 
 
-def flag_not_finite(learner: Learner, tree: Any) -> Float[Array, "places"]:
+def flag_not_finite(learner: Learner, tree: Any) -> Float[Array, "num_devices"]:
     """One-hot "this place has a number that is not finite", all zero if it has not."""
     finite = jnp.asarray(True)
     for leaf in jax.tree.leaves(tree):
         finite &= jnp.isfinite(leaf).all()
-    here = jnp.arange(learner.sync.places) == learner.sync.place()
+    here = jnp.arange(learner.sync.num_devices) == learner.sync.device_index()
     return (here & ~finite).astype(jnp.float32)

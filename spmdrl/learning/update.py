@@ -34,6 +34,7 @@ from spmdrl.learning.stages import (
 )
 from spmdrl.nets import moments
 from spmdrl.nets.policy import Policy
+from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.parallel.mesh import on_device, replicate
 from spmdrl.parallel.placement import rollout_specs
 from spmdrl.parallel.sync import GradSync
@@ -82,7 +83,7 @@ def params_sha256(params: Any) -> str:
 
 
 def make_update(config: Config, policy: Policy, sync: GradSync, mesh: Mesh) -> Update:
-    shards = config.sync.shards // sync.places if config.sync.deterministic else 1
+    shards = config.sync.shards // sync.num_devices if config.sync.deterministic else 1
     learner = Learner(config, policy, make_optimizer(config), sync, shards)
     return _fused(learner, mesh) if sync.between is None else _staged(learner, mesh)
 
@@ -104,15 +105,13 @@ def _fused(learner: Learner, mesh: Mesh) -> Update:
         progress, reports = jax.lax.scan(step, begin(state), length=learner.num_gradients)
         return finish(learner, state, progress, prepared, advantages["fit"], reports)
 
-    if learner.sync.mpi_in_step:
-        update.__name__ = "update_over_mpi"  # which the cache of programs knows not to keep
-
     # check_vma=False: gradients with respect to the replicated parameters stay local, as in
-    # pmap; the sum over places is ours to take, once, together with everything else.
+    # pmap; the sum over devices is ours to take, once, together with everything else.
     sharded = jax.shard_map(
         update, mesh=mesh, in_specs=(P(), rollout_specs(), P()), out_specs=P(), check_vma=False
     )
-    return jax.jit(sharded, donate_argnums=_donated(learner))
+    compiled = private_jit if learner.sync.mpi_in_step else jax.jit
+    return compiled(sharded, donate_argnums=_donated(learner))
 
 
 def _donated(learner: Learner) -> tuple[int, ...]:
