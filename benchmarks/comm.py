@@ -36,7 +36,9 @@ from common import (
     table,
 )
 
-from spmdrl.parallel.topology import cores, detect, mpirun_command, prepare_process
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.spawn import mpirun_command
+from spmdrl.parallel.topology import cores, detect
 from spmdrl.parallel.world import MpiWorld
 
 MINIBATCHES = 16  # 4 epochs x 4
@@ -280,9 +282,9 @@ def _bytes_passed(world: MeteredWorld, call: Callable[[], Any]) -> int:
     traced: list[int] = []
     own = mpi.allreduce_after
 
-    def counted(flat: Any, earlier: Any) -> Any:
+    def counted(flat: Any, earlier: Any, comm: Any = None) -> Any:
         traced.append(flat.size * flat.dtype.itemsize)
-        return own(flat, earlier)
+        return own(flat, earlier, comm)
 
     world.passed, mpi.allreduce_after = 0, counted
     try:

@@ -152,7 +152,8 @@ def line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 
 
 def work_on_network(out: Path, repeats: int) -> None:
-    from spmdrl.parallel.topology import detect, prepare_process
+    from spmdrl.parallel.process import prepare_process
+    from spmdrl.parallel.topology import detect
     from spmdrl.parallel.world import connect
 
     topology = detect()

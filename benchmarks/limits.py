@@ -23,7 +23,8 @@ from typing import IO, Any
 import numpy as np
 
 from spmdrl.config import Config, load
-from spmdrl.parallel.topology import Topology, prepare_process
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.topology import Topology
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 20  # with a worker that should end

@@ -20,7 +20,7 @@ import numpy as np
 from common import Spread, about_spread, arguments, machine, made_by, save, spread, table
 from scaling import percent
 
-from spmdrl.parallel.topology import mpirun_command
+from spmdrl.parallel.spawn import mpirun_command
 
 PIECES_MS = (0.1, 2.0, 20.0, 200.0)
 BLOCK_S = 0.5  # of one way, before the other has its turn

@@ -23,7 +23,8 @@ import tyro
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, LogConfig
 from spmdrl.episodes import Batches, Recording
 from spmdrl.evaluate import play, summarize
-from spmdrl.parallel.topology import Topology, prepare_process
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.topology import Topology
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
 from spmdrl.runtime.logger import Logger, write_json
 from spmdrl.runtime.rundir import CLONE_MARK, open_run, write_status

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spmdrl.config import EXIT_FAULT
-from spmdrl.parallel.topology import cores, detect, find_mpirun, mpirun_command
+from spmdrl.parallel.spawn import find_mpirun, mpirun_command
+from spmdrl.parallel.topology import cores, detect
 
 ALLREDUCE = """
 import jax.numpy as jnp, mpi4jax

@@ -20,14 +20,9 @@ import tyro
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, from_json, to_json
 from spmdrl.episodes import INDEX, Episode, describe_spec, write_episode, write_index
-from spmdrl.parallel.topology import (
-    LaunchError,
-    Topology,
-    detect,
-    prepare_process,
-    spawn,
-    threads_per_rank,
-)
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.spawn import spawn
+from spmdrl.parallel.topology import LaunchError, Topology, detect, threads_per_rank
 from spmdrl.parallel.world import World, connect
 from spmdrl.runtime.checkpoint import MANIFEST
 from spmdrl.runtime.play import find_checkpoint, load_model, make_chooser, play_steps
@@ -328,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def work(job: Job, world: World, topology: Topology) -> int:
     """This worker's part, to the exit code; a worker that fails ends the others too."""
-    from spmdrl.runtime.session import leave
+    from spmdrl.parallel.world import abort_all
     from spmdrl.runtime.watchdog import report_fault
 
     # --nprocs hands every request to stop on as USR1
@@ -338,15 +333,15 @@ def work(job: Job, world: World, topology: Topology) -> int:
         return 0
     except ConfigError as error:
         print(f"spmdrl: {error}", file=sys.stderr, flush=True)
-        return leave(world, EXIT_BAD_INPUT)
+        return abort_all(world, EXIT_BAD_INPUT)
     except KeyboardInterrupt:
         if world.size == 1:  # else the process that started the workers has said it
             unfinished = f"the recording in {job.out} is unfinished: delete it"
             print(f"spmdrl: interrupted; {unfinished}", file=sys.stderr, flush=True)
-        return leave(world, EXIT_INTERRUPTED)
+        return abort_all(world, EXIT_INTERRUPTED)
     except BaseException as error:
         report_fault(world.rank, world.size, "recording", error)
-        return leave(world, EXIT_FAULT)
+        return abort_all(world, EXIT_FAULT)
 
 
 if __name__ == "__main__":

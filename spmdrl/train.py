@@ -18,17 +18,13 @@ from spmdrl.config import (
     to_json,
 )
 from spmdrl.envs.ids import check_id
-from spmdrl.parallel.topology import (
-    LaunchError,
-    Topology,
-    auto_ranks,
-    detect,
-    prepare_process,
-    spawn,
-)
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.spawn import spawn
+from spmdrl.parallel.topology import LaunchError, Topology, auto_ranks, detect
 from spmdrl.runtime.rundir import check_run_dir
+from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
-from spmdrl.runtime.watchdog import StopRequest, Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog, start_folder
 
 if TYPE_CHECKING:
     from spmdrl.parallel.world import World

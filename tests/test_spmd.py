@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from spmdrl.parallel.topology import SAME_BITS_FLAG, mpirun_command
+from spmdrl.parallel.process import SAME_BITS_FLAG
+from spmdrl.parallel.spawn import mpirun_command
 from spmdrl.verify import TOPOLOGIES
 from spmdrl.verify import main as verify
 

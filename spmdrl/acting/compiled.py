@@ -22,6 +22,7 @@ from spmdrl.acting.steps import (
 from spmdrl.config import Config
 from spmdrl.envs.base import EnvBatch
 from spmdrl.nets.policy import Policy
+from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.types import Array, Obs, Rollout
 
 __all__ = ["CompiledActor", "collect_all"]
@@ -63,7 +64,7 @@ class CompiledActor:
             scores = score_rollout(policy, shards, variables, steps)
             return handle, *finish_rollout(config, ids, before, steps, scores, after)
 
-        self._collect = jax.jit(collect)
+        self._collect = private_jit(collect)
 
     def step(self, action: np.ndarray) -> Obs:
         """Step the environments with given actions; the observations."""

@@ -1,7 +1,4 @@
-"""envpool: thousands of ids simulated by C++ threads, in synchronous mode.
-
-Public names: `EnvpoolBatch`, `without_effect`.
-"""
+"""envpool: thousands of ids simulated by C++ threads, in synchronous mode."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ import numpy as np
 from spmdrl.config import ConfigError, suggest
 from spmdrl.envs import base
 from spmdrl.types import EnvSpec, Obs, TimeStep
+
+__all__ = ["EnvpoolBatch", "has_64_bit_arrays", "without_effect"]
 
 
 class EnvpoolBatch:
@@ -38,8 +37,8 @@ class EnvpoolBatch:
             self._obs_space: Any = self.pool.observation_space
             action = base.action_space(self.pool.action_space, env_id)
         self.spec = EnvSpec(base.obs_spec(self._obs_space, env_id), action)
+        self.needs_x64 = has_64_bit_arrays(self.pool.spec)
         # Atari under episodic_life: a lost life is `terminated`, the end of the game is in info.
-        self.needs_x64 = action.dtype == np.float64
         self._game_over_in_info = "info:terminated" in self.pool._state_keys
         self._raw_reward_in_info = "info:reward" in self.pool._state_keys
 
@@ -90,6 +89,17 @@ class EnvpoolBatch:
             truncated=truncated,
             episode_over=over | truncated,
         )
+
+
+def has_64_bit_arrays(spec: Any) -> bool:
+    """Whether anything that the compiled step takes or returns has 64-bit numbers.
+
+    Without x64 jax declares buffers of half the size for them, and envpool writes past their ends.
+    Info fields count: they are results of the compiled call too, whether anybody reads them or not.
+    """
+    arrays = [*spec.state_array_spec.values(), *spec.action_array_spec.values()]
+    dtypes = [np.dtype(array.dtype) for array in arrays]
+    return any(dtype.kind in "iuf" and dtype.itemsize == 8 for dtype in dtypes)
 
 
 def without_effect(step: Callable[..., Any]) -> Callable[..., Any]:

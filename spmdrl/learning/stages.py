@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
 from spmdrl.algos.base import Algorithm, Models, Moment
-from spmdrl.config import Config
+from spmdrl.config import Config, ConfigError
 from spmdrl.learning.gradients import Wire, sequence_gradient, step_gradient
 from spmdrl.learning.minibatches import Selector, Steps, make_selector
 from spmdrl.learning.optimizer import Optimizer, learning_rate, make_optimizer
@@ -32,13 +32,9 @@ from spmdrl.parallel.sync import GradSync
 from spmdrl.types import Array, Rollout, TrainState
 
 __all__ = [
-    "NONFINITE", "ROWS", "Learner", "Prepared", "Progress", "Report", "apply_gradient", "finish",
+    "ROWS", "Learner", "Prepared", "Progress", "Report", "apply_gradient", "finish",
     "gradient_sums", "make_learner", "moment_sums", "prepare",
 ]  # fmt: skip
-
-# What can be found not to be finite, causes before their consequences.
-NONFINITE = ("observation", "reward", "network output", "gradient")
-
 
 ROWS = P(None, AXIS)  # where the environments stand in [T, B, ...]
 
@@ -47,7 +43,7 @@ class Report(NamedTuple):
     """What an update says about itself."""
 
     metrics: dict[str, Any]
-    nonfinite: Any  # [kinds, devices] above 0 where a number was not finite
+    nonfinite: Any  # [kinds of guards.KINDS, devices], above 0 where a number was not finite
 
 
 @dataclass(frozen=True)
@@ -77,6 +73,11 @@ def make_learner(
     config: Config, policy: Policy, sync: GradSync, platform: str, has_image: bool
 ) -> Learner:
     algorithm, liked = config.algo.make(), likes(platform)
+    if config.algo.selects == "steps" and jax.tree.leaves(policy.initial_carry(1)):
+        raise ConfigError(
+            f"{type(config.algo).__name__} learns from single steps, which a network with memory "
+            "cannot; it needs minibatches of sequences"
+        )
     return Learner(
         config=config,
         algorithm=algorithm,

@@ -28,6 +28,7 @@ from spmdrl.learning.stages import (
     moment_sums,
     prepare,
 )
+from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.parallel.mesh import on_device, replicate
 from spmdrl.parallel.placement import rollout_specs
 from spmdrl.types import Array, Rollout, TrainState
@@ -159,11 +160,10 @@ def make_update(learner: Learner, mesh: Mesh) -> Update:
     def update(state: TrainState, rollout: Rollout, key: Array) -> Any:
         return run_update(learner, Fused(learner), state, rollout, key)
 
-    if learner.sync.mpi_in_step:
-        update.__name__ = "update_over_mpi"  # which the cache of programs knows not to keep
     sharded = _sharded(update, mesh, (P(), rollout_specs(), P()), P())
+    compiled = private_jit if learner.sync.mpi_in_step else jax.jit
     # The old state's memory becomes the new one's, unless actors still use it.
-    return jax.jit(sharded, donate_argnums=() if learner.config.overlap else (0,))
+    return compiled(sharded, donate_argnums=() if learner.config.overlap else (0,))
 
 
 def _sharded(function: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any) -> Callable[..., Any]:

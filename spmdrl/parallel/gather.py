@@ -1,12 +1,12 @@
 """Gather mode: every rank rolls out, rank 0 alone learns, and sends the parameters back.
 
 What `mpi_util` users know; here to be compared with averaged gradients, and for algorithms whose
-updates cannot be averaged. Ranks may have different numbers of environments. Public names:
-`gathered`.
+updates cannot be averaged. Ranks may have different numbers of environments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,12 +14,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from spmdrl.learning.update import Update
 from spmdrl.parallel.mesh import AXIS, on_device, replicate
 from spmdrl.parallel.placement import rollout_specs
 from spmdrl.parallel.sync import broadcast_tree
 from spmdrl.parallel.world import World
 from spmdrl.types import Rollout, TrainState
+
+__all__ = ["gather_rollout", "gathered", "share_model"]
+
+Update = Callable[[TrainState, Rollout, Array], tuple[TrainState, dict[str, Any]]]
 
 
 def gathered(update: Update, world: World, mesh: Mesh) -> Update:

@@ -16,11 +16,12 @@ import jax
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, ConfigError
 from spmdrl.parallel.placement import ids_of_ranks
 from spmdrl.parallel.topology import LaunchError, Topology
-from spmdrl.parallel.world import World
+from spmdrl.parallel.world import World, abort_all
 from spmdrl.runtime.logger import NullLogger, make_logger
 from spmdrl.runtime.loop import Stopped, train
 from spmdrl.runtime.rundir import RunDir, command_line, open_run, versions, write_status
-from spmdrl.runtime.watchdog import StopRequest, Watchdog, report_fault
+from spmdrl.runtime.signals import StopRequest
+from spmdrl.runtime.watchdog import Watchdog, report_fault
 
 
 def run_session(
@@ -63,7 +64,8 @@ def run_session(
             print(f"spmdrl: {error}", file=sys.stderr, flush=True)
             if run:
                 write_status(run.path, "failed", str(error))
-        return leave(world, EXIT_BAD_INPUT)
+        # The others leave it to rank 0, which must have said it before they end the job.
+        return abort_all(world, EXIT_BAD_INPUT, after_s=0.0 if world.is_root else 5.0)
     except BaseException as error:  # SystemExit too: a rank that just leaves would hang the others
         logger.close()
         report_fault(world.rank, world.size, watchdog.where(), error)
@@ -71,15 +73,9 @@ def run_session(
             reason = f"{type(error).__name__}: {error}"
             write_status(run.path, "failed", f"rank {world.rank}, {watchdog.where()}: {reason}")
         watchdog.stop()
-        return leave(world, EXIT_FAULT)
+        return abort_all(world, EXIT_FAULT)
     finally:
         watchdog.stop()
-
-
-def leave(world: World, code: int) -> int:
-    if world.size > 1:
-        world.abort(code)
-    return code
 
 
 def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
@@ -135,14 +131,10 @@ def start_jax_distributed(topology: Topology, world: World) -> None:
 
 def share_run(config: Config, world: World) -> RunDir:
     """Rank 0 opens the run directory and tells the others; its refusal ends everyone."""
-    answer: dict[str, Any] = {}
-    if world.is_root:
-        try:
-            run = open_run(config)
-            answer = {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
-        except ConfigError as error:
-            answer = {"error": str(error)}
-    answer = world.broadcast_json(answer)
-    if "error" in answer:
-        raise ConfigError(answer["error"])
-    return RunDir(Path(answer["path"]), answer["run_id"], answer["resumed"])
+
+    def opened() -> dict[str, Any]:
+        run = open_run(config)
+        return {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
+
+    found = world.from_root(opened)
+    return RunDir(Path(found["path"]), found["run_id"], found["resumed"])

@@ -175,7 +175,8 @@ def test_written_script_is_submitted(slurm, tmp_path):
 
 def test_each_rank_of_a_node_takes_its_own_gpu(slurm):
     code = (
-        "import os; from spmdrl.parallel.topology import *; t = detect(); prepare_process(t, 0); "
+        "import os; from spmdrl.parallel.process import prepare_process; "
+        "from spmdrl.parallel.topology import detect; t = detect(); prepare_process(t, 0); "
         "print(t.rank, os.environ['CUDA_VISIBLE_DEVICES'])"
     )
     done = slurm.call(

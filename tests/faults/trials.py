@@ -71,7 +71,7 @@ class Trial:
 
 
 def run_trial(kind: str, fault: str, ranks: int, rng: random.Random, env: Any) -> tuple[Trial, str]:
-    from spmdrl.parallel.topology import mpirun_command
+    from spmdrl.parallel.spawn import mpirun_command
 
     rank = 0 if fault == "logger" else rng.randrange(ranks)
     if fault in ("config", "version"):
