@@ -1,7 +1,4 @@
-"""The entry point: `python -m spmdrl.train CONFIG.py [--field value ...]`.
-
-Public names: `main`.
-"""
+"""The entry point: `python -m spmdrl.train CONFIG.py [--field value ...]`."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from spmdrl.config import (
     ConfigError,
     from_json,
     load,
+    read_file,
     to_json,
 )
 from spmdrl.envs.ids import check_id
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, or go on with a run; the exit code."""
+    """Train, or resume a run; the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     stop = StopRequest().listen()  # first of all: an early signal would kill the process
     try:
@@ -56,11 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Config:
-    """Rank 0 reads and checks the config; the others receive it, or its refusal, as JSON."""
+    """Rank 0 reads and checks the config; the others receive it, or its refusal, as JSON.
+
+    They execute the config file too, for what it imports and defines: an algorithm or an
+    environment of the user's own must be known on every rank.
+    """
     answer: dict[str, Any] = {}
     if world.is_root:
         try:
-            answer = {"config": to_json(checked_config(argv, topology))}
+            config = checked_config(argv, topology)
+            answer = {"config": to_json(config)}
         except ConfigError as error:
             answer = {"error": str(error)}
         except SystemExit as leaving:  # tyro has shown its help, or what was wrong
@@ -70,7 +73,8 @@ def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Conf
         raise SystemExit(answer["exit"])
     if "error" in answer:
         raise ConfigError(answer["error"]) if world.is_root else SystemExit(EXIT_BAD_INPUT)
-    return from_json(answer["config"])
+    own = config.algo if world.is_root else read_file(argv[0]).algo
+    return from_json(answer["config"], type(own))
 
 
 def ranks_to_start(config: Config, topology: Topology) -> int:

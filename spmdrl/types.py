@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from flax import struct
@@ -20,8 +20,8 @@ else:
     from jaxtyping import Array
 
 __all__ = [
-    "ActionSpace", "Array", "Carry", "EnvSpec", "Moments", "Obs", "ObsPart", "Params", "Rollout",
-    "TimeStep", "TrainState",
+    "ActionSpace", "Array", "Carry", "EnvSpec", "Moments", "Obs", "ObsPart", "Params", "Report",
+    "Rollout", "TimeStep", "TrainState",
 ]  # fmt: skip
 
 Obs = Any  # an array, or a flat dict of arrays, with the environments along the same axis
@@ -145,3 +145,10 @@ class TrainState(struct.PyTreeNode):
             return self
         params, obs_moments = self.behind
         return self.replace(params=params, obs_moments=obs_moments)
+
+
+class Report(NamedTuple):
+    """What an update says about itself."""
+
+    metrics: dict[str, Any]
+    nonfinite: Any  # [kinds, devices of the run], above 0 where a number was not finite

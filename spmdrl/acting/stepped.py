@@ -76,7 +76,8 @@ class SteppedActor:
 
         self._noise, act_compiled = jax.jit(noise), jax.jit(act_at)
         self.groups = [
-            EnvGroup(env, cut, act_compiled, self._device) for env, cut in zip(envs, cuts, strict=True)
+            EnvGroup(env, cut, act_compiled, self._device)
+            for env, cut in zip(envs, cuts, strict=True)
         ]
         self.place(_side_by_side([initial_state(env, policy) for env in envs]))
 

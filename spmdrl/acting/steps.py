@@ -213,5 +213,3 @@ def next_state(s: ActorState, carry: Carry, answer: TimeStep) -> ActorState:
         resetting=answer.terminated | answer.truncated,
         carry=carry,
     )
-
-

@@ -1,7 +1,7 @@
 """Rules that stand beside a config field, and the one checker that reads them.
 
-A field is annotated with what it may be: `num_envs: Annotated[int, at_least(1), FREE] = 8`. Types and
-ranges are checked by `check_fields`; `FREE` says that the field may change when a run is resumed.
+A field is annotated with what it may be: `threads: Annotated[int, at_least(0), FREE] = 0`. Types
+and ranges are checked by `check_fields`; `FREE` says that a resumed run may change the field.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Field:
 
 
 def fields_of(part: Any, prefix: str = "", free: bool = False) -> Iterator[Field]:
-    """Every field of the dataclass and of those inside of it; a mark inside overrides one outside."""
+    """Every field of the dataclass and of those inside of it, whose marks override its own."""
     for name, hint in typing.get_type_hints(type(part), include_extras=True).items():
         if typing.get_origin(hint) is typing.ClassVar:
             continue

@@ -154,9 +154,7 @@ def _part_spec(space: Any, env_id: str) -> ObsPart:
 
 
 def _is_image(space: Any) -> bool:
-    return (
-        isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
-    )
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
 def read_obs(space: Any, obs: Any, xp: Any) -> Obs:

@@ -8,42 +8,17 @@ every minibatch: no row ever leaves its device, and nothing depends on the topol
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int, Key, Shaped, UInt32
+from jaxtyping import Array, Int, Shaped, UInt32
 
 from spmdrl.config import AlgoConfig
 from spmdrl.parallel.mesh import AXIS
 
 __all__ = ["Selector", "Sequences", "Steps", "make_selector"]
-
-
-class Selector(Protocol):
-    """Draws the minibatches of an update for the environments of one place."""
-
-    kind: Literal["steps", "sequences"]
-    spec: P  # where the environments stand in `order`
-    epochs: int
-    minibatches: int
-
-    def order(self, key: Key[Array, ""], env_ids: Int[Array, "B"]) -> Int[Array, "E ..."]:
-        """The draw of a whole update."""
-        ...
-
-    def by_minibatch(
-        self, order: Int[Array, "E ..."], x: Shaped[Array, "T B ..."]
-    ) -> Shaped[Array, "G N ..."]:
-        """The rows of each of the update's minibatches."""
-        ...
-
-
-def make_selector(algo: AlgoConfig) -> Selector:
-    if algo.selects == "sequences":
-        return Sequences(algo.epochs, algo.minibatches)
-    return Steps(algo.epochs, algo.minibatches, algo.num_steps)
 
 
 @dataclass(frozen=True)
@@ -56,10 +31,10 @@ class Steps:
     epochs: int
     minibatches: int
     num_steps: int
-    kind: Literal["steps"] = "steps"
-    spec = P(None, None, AXIS)
+    spec: ClassVar[P] = P(None, None, AXIS)  # where the environments stand in `order`
 
-    def order(self, key: Key[Array, ""], env_ids: Int[Array, "B"]) -> Int[Array, "E T B"]:
+    def order(self, key: Any, env_ids: Int[Array, "B"]) -> Int[Array, "E T B"]:
+        """The draw of a whole update."""
         shape = (self.epochs, self.num_steps)
         draw = jax.vmap(lambda g: jax.random.bits(jax.random.fold_in(key, g), shape))
         return permutations(draw(env_ids)).transpose(1, 2, 0)
@@ -67,6 +42,8 @@ class Steps:
     def by_minibatch(
         self, order: Int[Array, "E T B"], x: Shaped[Array, "T B ..."]
     ) -> Shaped[Array, "G N ..."]:
+        """The rows of each of the update's minibatches."""
+
         def shuffled(one: Int[Array, "T B"]) -> Shaped[Array, "T B ..."]:
             return jnp.take_along_axis(x, one.reshape(one.shape + (1,) * (x.ndim - 2)), axis=0)
 
@@ -95,11 +72,10 @@ class Sequences:
 
     epochs: int
     minibatches: int
-    kind: Literal["sequences"] = "sequences"
-    spec = P(None, AXIS)
+    spec: ClassVar[P] = P(None, AXIS)
 
-    def order(self, key: Key[Array, ""], env_ids: Int[Array, "B"]) -> Int[Array, "E B"]:
-        """Which environment of its block stands at each place."""
+    def order(self, key: Any, env_ids: Int[Array, "B"]) -> Int[Array, "E B"]:
+        """The draw of a whole update: which environment of its block stands at each place."""
         blocks = env_ids[:: self.minibatches] // self.minibatches
         shape = (self.epochs, self.minibatches)
         draw = jax.vmap(lambda k: jax.random.bits(jax.random.fold_in(key, k), shape))
@@ -129,3 +105,12 @@ def permutations(bits: UInt32[Array, "*rows n"]) -> Int[Array, "*rows n"]:
     numbered = (bits >> low << low) | jnp.arange(count, dtype=jnp.uint32)
     order = jax.lax.sort(numbered, is_stable=False) & ((1 << low) - 1)
     return order.astype(jnp.int32)
+
+
+Selector = Steps | Sequences
+
+
+def make_selector(algo: AlgoConfig) -> Selector:
+    if algo.selects == "sequences":
+        return Sequences(algo.epochs, algo.minibatches)
+    return Steps(algo.epochs, algo.minibatches, algo.num_steps)

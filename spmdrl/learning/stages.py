@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,25 +25,19 @@ from spmdrl.learning.minibatches import Selector, Steps, make_selector
 from spmdrl.learning.optimizer import Optimizer, learning_rate, make_optimizer
 from spmdrl.nets import moments
 from spmdrl.nets.policy import Policy, variables_of
+from spmdrl.parallel.guards import finite_inputs
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import rollout_specs, split_envs
 from spmdrl.parallel.platforms import likes
 from spmdrl.parallel.sync import GradSync
-from spmdrl.types import Array, Rollout, TrainState
+from spmdrl.types import Array, Report, Rollout, TrainState
 
 __all__ = [
-    "ROWS", "Learner", "Prepared", "Progress", "Report", "apply_gradient", "finish",
+    "ROWS", "Learner", "Prepared", "Progress", "apply_gradient", "finish",
     "gradient_sums", "make_learner", "moment_sums", "prepare",
 ]  # fmt: skip
 
 ROWS = P(None, AXIS)  # where the environments stand in [T, B, ...]
-
-
-class Report(NamedTuple):
-    """What an update says about itself."""
-
-    metrics: dict[str, Any]
-    nonfinite: Any  # [kinds of guards.KINDS, devices], above 0 where a number was not finite
 
 
 @dataclass(frozen=True)
@@ -165,9 +159,7 @@ def gradient_sums(
     constants = algorithm.constants(sums["algorithm"], moment)
     selector = learner.selector
     if isinstance(selector, Steps):
-        gradient = partial(
-            step_gradient, algorithm, policy, state, selector, learner.rows_at_once
-        )
+        gradient = partial(step_gradient, algorithm, policy, state, selector, learner.rows_at_once)
     else:
         gradient = partial(sequence_gradient, algorithm, policy, state, selector)
 
@@ -271,7 +263,7 @@ def each_shard(learner: Learner, function: Callable[..., Any], *parts: tuple[Any
     """`function` on every shard of a device's environments, results along a new first axis.
 
     Each part is `(where its environments stand, tree)`. One shard is computed directly. Several go
-    through a loop with one body, so that each result has the same bits whichever device computes it.
+    through a loop with one body, so that a result has the same bits whichever device computes it.
     """
     specs, trees = zip(*parts, strict=True)
     if learner.shards == 1:
@@ -294,15 +286,4 @@ def flag_here(learner: Learner, fine: Array) -> Float[Array, "D"]:
 
 def nonfinite_inputs(learner: Learner, rollout: Rollout) -> Float[Array, "kinds D"]:
     """Which kinds of numbers of this device's rollout are not finite, before others see them."""
-
-    def fine(*arrays: Array) -> Array:
-        rows = [jnp.isfinite(x.reshape(*rollout.valid.shape, -1)).all(-1) for x in arrays]
-        return (jnp.stack(rows).all(0) | ~rollout.valid).all()
-
-    floats = [x for x in jax.tree.leaves(rollout.obs) if jnp.issubdtype(x.dtype, jnp.floating)]
-    kinds = [
-        fine(*floats) if floats else jnp.asarray(True),
-        fine(rollout.reward),
-        fine(rollout.log_prob, rollout.value),
-    ]
-    return jnp.stack([flag_here(learner, kind) for kind in kinds])
+    return jnp.stack([flag_here(learner, fine) for fine in finite_inputs(rollout, jnp)])

@@ -21,7 +21,6 @@ from spmdrl.learning.stages import (
     Learner,
     Prepared,
     Progress,
-    Report,
     apply_gradient,
     finish,
     gradient_sums,
@@ -31,7 +30,7 @@ from spmdrl.learning.stages import (
 from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.parallel.mesh import on_device, replicate
 from spmdrl.parallel.placement import rollout_specs
-from spmdrl.types import Array, Rollout, TrainState
+from spmdrl.types import Array, Report, Rollout, TrainState
 
 __all__ = ["Fused", "Staged", "Update", "make_update", "run_update"]
 

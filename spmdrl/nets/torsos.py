@@ -1,4 +1,4 @@
-"""From an observation to features: one encoder for each of its arrays, joined where there are several."""
+"""From an observation to features: one encoder for each of its arrays."""
 
 from __future__ import annotations
 

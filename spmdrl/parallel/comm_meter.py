@@ -16,7 +16,9 @@ from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.parallel.mesh import host_device
 from spmdrl.parallel.world import World
 
-__all__ = ["CommMeter"]
+__all__ = ["PHASES", "CommMeter"]
+
+PHASES = ("collect", "wait", "update")  # of which every rank tells the others its seconds
 
 
 class CommMeter:
@@ -54,16 +56,15 @@ class CommMeter:
             self._probe(self._vector).block_until_ready()
             self._ms.append(1e3 * (time.perf_counter() - start))
 
-    def row(self, seconds: dict[str, float]) -> dict[str, float]:
-        """Metrics since the start; every rank calls this with its own seconds of each phase."""
+    def row(self, per_rank: np.ndarray, update_s: float) -> dict[str, float]:
+        """Metrics since the last row: seconds of every rank in each of PHASES, `[ranks, phases]`,
+        and this rank's seconds of updating."""
         if self._world.size == 1:
             return {}
-        phases = ("collect", "wait", "update")
-        table = self._world.table(np.array([seconds.get(phase, 0.0) for phase in phases]))
-        row = {"rank/slowest": float(table[:, 0].argmax())}
+        row = {"rank/slowest": float(per_rank[:, 0].argmax())}
         if self._world.size <= self.LISTED:
-            for rank, of_rank in enumerate(table):
-                row |= {f"rank/{rank}/{p}": float(s) for p, s in zip(phases, of_rank, strict=True)}
+            for rank, seconds in enumerate(per_rank):
+                row |= {f"rank/{rank}/{p}": float(s) for p, s in zip(PHASES, seconds, strict=True)}
         if self._ms:
             ordered = sorted(self._ms)  # np.percentile would take longer than the allreduce
             p50, p95 = (ordered[int(share * len(ordered))] for share in (0.5, 0.95))
@@ -72,7 +73,7 @@ class CommMeter:
                 "comm/allreduce_ms_p50": p50,
                 "comm/allreduce_ms_p95": p95,
                 # An estimate, and a part of the update: never more than that.
-                "time/comm": min(1e-3 * p50 * self._rounds * self._updates, seconds["update"]),
+                "time/comm": min(1e-3 * p50 * self._rounds * self._updates, update_s),
             }
         self._updates = 0
         return row

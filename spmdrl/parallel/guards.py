@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from spmdrl.config import SyncConfig
 from spmdrl.parallel.mesh import on_device
 from spmdrl.parallel.world import World, name_ranks
-from spmdrl.types import TrainState
+from spmdrl.types import Rollout, TrainState
 
 __all__ = [
     "KINDS",
@@ -24,6 +24,7 @@ __all__ = [
     "OutOfSync",
     "assert_in_sync",
     "checksum",
+    "finite_inputs",
     "minority",
 ]
 
@@ -103,6 +104,21 @@ _REMEDY = {
     "network output": "lower the learning rate",
     "gradient": "lower the learning rate",
 }
+
+
+def finite_inputs(rollout: Rollout, xp: Any) -> list[Any]:
+    """Whether observations, rewards and network outputs are finite in the rollout's valid rows.
+
+    In the order of KINDS; `xp` is numpy or jax.numpy. Looked at before anything of other ranks is
+    mixed in, so that only those are named whose numbers they were.
+    """
+
+    def fine(arrays: Sequence[Any]) -> Any:
+        rows = [xp.isfinite(x.reshape(*rollout.valid.shape, -1)).all(-1) for x in arrays]
+        return (xp.stack(rows).all(0) | ~rollout.valid).all() if rows else xp.asarray(True)
+
+    floats = [x for x in jax.tree.leaves(rollout.obs) if np.issubdtype(x.dtype, np.floating)]
+    return [fine(floats), fine([rollout.reward]), fine([rollout.log_prob, rollout.value])]
 
 
 class NotFinite:

@@ -16,6 +16,7 @@ from spmdrl.config import ConfigError
 
 __all__ = [
     "AXIS",
+    "commit",
     "global_devices",
     "host_device",
     "join",
@@ -23,7 +24,6 @@ __all__ = [
     "make_mesh",
     "on_device",
     "replicate",
-    "settle",
 ]
 
 AXIS = "env"
@@ -70,7 +70,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
     return jax.device_put(tree, sharding)
 
 
-def settle(tree: Any, mesh: Mesh) -> Any:
+def commit(tree: Any, mesh: Mesh) -> Any:
     """Replicated values of the type that a compiled program returns.
 
     Placed from the host they differ in type from the next update's, for which everything that

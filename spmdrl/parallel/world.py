@@ -80,8 +80,13 @@ class World:
         """The first meeting: `gather_json` that says whom it waits for, and not for ever."""
         return [value]
 
-    def gather_rows(self, array: np.ndarray) -> np.ndarray | None:
-        """Arrays that differ in their first dimension, end to end on rank 0; None elsewhere."""
+    def gather_rows(
+        self, array: np.ndarray, lengths: Sequence[int] | None = None
+    ) -> np.ndarray | None:
+        """Arrays that differ in their first dimension, end to end on rank 0; None elsewhere.
+
+        `lengths` are those of all ranks, where they are known already.
+        """
         return array
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
@@ -185,9 +190,12 @@ class MpiWorld(World):
         found[status.Get_source()] = json.loads(text.tobytes())
         return True
 
-    def gather_rows(self, array: np.ndarray) -> np.ndarray | None:
+    def gather_rows(
+        self, array: np.ndarray, lengths: Sequence[int] | None = None
+    ) -> np.ndarray | None:
         array = np.ascontiguousarray(array)
-        lengths = self._allgather_lengths(len(array))
+        if lengths is None:
+            lengths = self._allgather_lengths(len(array))
         rows = self._mpi.BYTE.Create_contiguous(max(1, array[:1].nbytes or _row_bytes(array)))
         rows.Commit()  # counts in rows, so that more than 2 GiB fit into MPI's 32-bit counts
         try:

@@ -155,17 +155,10 @@ class Panel:
         bar, words = _time_bar(row)
         grid.add_row("time", bar)
         grid.add_row("", words)
-        grid.add_row(
-            "learning",
-            f"kl {number(row.get('ppo/approx_kl'), '.4f')}  "
-            f"clipped {number(row.get('ppo/clip_frac'), '.1%')}  "
-            f"entropy {number(row.get('loss/entropy'), '.2f')}",
-        )
-        grid.add_row(
-            "",
-            f"explained variance {number(row.get('ppo/explained_variance'), '.2f')}  "
-            f"learning rate {number(row.get('optim/lr'), '.1e')}",
-        )
+        shown = [*self._config.algo.panel, ("optim/lr", "learning rate", ".1e")]
+        words = [f"{label} {number(row.get(name), form)}" for name, label, form in shown]
+        for start in range(0, len(words), 3):
+            grid.add_row("" if start else "learning", "  ".join(words[start : start + 3]))
         title = f"[bold]spmdrl[/] {self._config.env.id}  seed {self._config.seed}"
         return Box(grid, title=title, subtitle=str(self._dir), expand=False, padding=(1, 2))
 

@@ -1,7 +1,6 @@
 """Numbers to console, files and TensorBoard.
 
-Rank 0 has a `Logger`, the others one that does nothing or only speaks. Public names: `Logger`,
-`NullLogger`, `make_logger`, `Timer`, `EpisodeStats`, `Every`, `write_json`.
+Rank 0 has a `Logger`, the others one that does nothing or only speaks.
 """
 
 from __future__ import annotations
@@ -12,58 +11,17 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spmdrl.config import Config
+from spmdrl.runtime.clock import Row
 from spmdrl.runtime.console import Console, make_console
 
-Row = dict[str, float | int | None]
-
-
-class Every:
-    """True at every n-th step and at the last one; never for n = 0."""
-
-    def __init__(self, n: int, last: int):
-        self._n, self._last = n, last
-
-    def __call__(self, step: int) -> bool:
-        return self._n > 0 and ((step + 1) % self._n == 0 or step + 1 == self._last)
-
-
-class Timer:
-    """Seconds under each name; the share of everything else is `other`."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = collections.defaultdict(float)
-        self._since = time.perf_counter()
-        self.phase = "start"
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        before, self.phase = self.phase, name
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] += time.perf_counter() - start
-            self.phase = before
-
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Time that was measured elsewhere."""
-        for name, value in seconds.items():
-            self._seconds[name] += value
-
-    def read(self) -> tuple[dict[str, float], float]:
-        """`({name: seconds}, seconds in all)` since the last reading."""
-        now = time.perf_counter()
-        seconds, total = dict(self._seconds), now - self._since
-        self._seconds.clear()
-        self._since = now
-        return seconds, total
+__all__ = ["EpisodeStats", "Logger", "NullLogger", "make_logger", "write_json"]
 
 
 class EpisodeStats:

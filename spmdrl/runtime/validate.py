@@ -64,9 +64,10 @@ def _check_minibatches(config: Config, num_devices: int) -> None:
     algo, envs = config.algo, config.env.num_envs
     if algo.selects == "steps":
         if algo.num_steps % algo.minibatches:
+            nearest = nearest_multiples(algo.num_steps, algo.minibatches)
             raise ConfigError(
                 f"algo.num_steps {algo.num_steps} does not divide by algo.minibatches "
-                f"{algo.minibatches}; nearest: {nearest_multiples(algo.num_steps, algo.minibatches)}"
+                f"{algo.minibatches}; nearest: {nearest}"
             )
         return
     groups = config.sync.shards if config.sync.deterministic else num_devices
