@@ -19,10 +19,11 @@ ROWS = [
     {"acting", "learning"},
     {"runtime"},
     {"cluster"},
-    {"api", "episodes"},
+    {"api", "episodes", "cli", "options"},
 ]
 COMMANDS = {
     "train", "evaluate", "record", "clone", "plot", "runs", "doctor", "verify", "tune", "slurm",
+    "__main__",
 }  # fmt: skip
 
 
@@ -105,7 +106,8 @@ def test_only_one_module_imports_mpi4jax():
 
 LIGHT = [
     "config", "parallel.topology", "runtime.rundir", "runtime.checkpoint", "envs.ids", "train",
-    "evaluate", "plot", "runs", "record", "episodes", "clone",
+    "evaluate", "plot", "runs", "record", "episodes", "clone", "cli", "options", "doctor", "verify",
+    "tune", "slurm", "runtime.files", "runtime.models", "runtime.evaluation", "acting.player",
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from spmdrl.envs.envpool_backend import EnvpoolBatch
 from spmdrl.episodes import FIELDS, INDEX, Batches, Recording, map_arrays
 from spmdrl.nets import make_policy, moments
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
-from spmdrl.runtime.play import find_checkpoint
+from spmdrl.runtime.models import find_checkpoint
 from spmdrl.runtime.rundir import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,7 +102,7 @@ def test_the_index_explains_the_recording(recording, run_dir):
     assert index["env"] == "CartPole-v1"
     assert index["spaces"]["obs"] == {"shape": [4], "dtype": "float32"}
     assert index["spaces"]["action"]["kind"] == "discrete"
-    manifest = json.loads((find_checkpoint(run_dir, None) / "manifest.json").read_text())
+    manifest = json.loads((find_checkpoint(run_dir) / "manifest.json").read_text())
     assert index["checkpoint"]["sha256"] == manifest["sha256"]
     assert index["checkpoint"]["update"] == 3
     assert (index["deterministic"], index["workers"]) == (False, 1)
@@ -301,9 +301,16 @@ def test_an_episode_without_an_end_is_an_error(run_dir, tmp_path, capsys):
 
 
 def test_the_best_checkpoint(run_dir):
-    assert record.named_checkpoint(run_dir, "best").name == "update-00000002"
-    assert record.named_checkpoint(run_dir, "latest").name == "update-00000003"
-    assert record.named_checkpoint(run_dir, "1").name == "update-00000001"
+    assert find_checkpoint(run_dir, "best").name == "update-00000002"
+    assert find_checkpoint(run_dir, "latest").name == "update-00000003"
+    assert find_checkpoint(run_dir, "1").name == "update-00000001"
+
+
+def test_no_checkpoint_is_the_best_where_none_knows_its_return(folder):
+    run = make_run(folder / "silent", EnvConfig(id="CartPole-v1"), returns=(None,))
+    with pytest.raises(ConfigError, match="has a recorded return; use --checkpoint latest"):
+        find_checkpoint(run, "best")
+    assert find_checkpoint(run).name == "update-00000001"
 
 
 def test_a_flipped_bit_is_found(recording, tmp_path):
