@@ -15,6 +15,7 @@ from pathlib import Path
 
 from spmdrl.cli import answer_errors
 from spmdrl.config import Config, ConfigError, load
+from spmdrl.envs.ids import check_id
 from spmdrl.options import ConfigFile, check_positive, parse_with_config
 from spmdrl.parallel.topology import cores
 from spmdrl.runtime.files import read_metrics
@@ -75,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, flags = parse_with_config(Options, "tune", argv)
     check_positive(options, "updates")
     words = [options.config, *flags]
-    found = choices(load(words), cores())
+    config = load(words)
+    check_id(config.env)
+    found = choices(config, cores())
     if not found:
         raise ConfigError(
             "these environments cannot be shared out among the ranks; change --env.num-envs"

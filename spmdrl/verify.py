@@ -18,9 +18,11 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from spmdrl.cli import answer_errors, complain
-from spmdrl.config import EXIT_FAULT, load
+from spmdrl.config import EXIT_FAULT, ConfigError, load
+from spmdrl.envs.ids import check_id
 from spmdrl.options import ConfigFile, check_positive, parse_with_config
 from spmdrl.runtime.trial_runs import train
+from spmdrl.runtime.validate import validate
 
 __all__ = ["TOPOLOGIES", "Result", "compare", "main"]
 
@@ -62,6 +64,18 @@ class Result:
     same_rollout: bool  # the first one: actions, observations and returns, to the bit
     same_hash: bool
     episode_return: float | None
+
+
+def check_topologies(words: Sequence[str]) -> None:
+    """Raise ConfigError before anything is trained if a topology does not fit the config."""
+    for name, extra in TOPOLOGIES.items():
+        config = load([*words, *extra])
+        check_id(config.env)
+        ranks = 1 if config.nprocs == "auto" else config.nprocs
+        try:
+            validate(config, ranks, max(1, config.devices))
+        except ConfigError as error:
+            raise ConfigError(f"topology {name}: {error}") from error
 
 
 def run(config: str, flags: Sequence[str], updates: int, folder: Path) -> Path:
@@ -127,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_positive(options, "updates")
     config, updates = options.config, options.updates
     deterministic = load([config, *flags]).sync.deterministic
+    check_topologies([config, *flags])
     print(
         f"{'topology':<20} {'after 1':>12} {f'after {updates}':>12} {'first rollout':>14} "
         f"{'same hash':>10} {'return':>10}"

@@ -80,6 +80,12 @@ def test_every_package_has_its_row():
     assert {layer(name) for name in MODULES} == COMMANDS.union(*ROWS)
 
 
+def test_every_command_is_behind_the_front_door():
+    from spmdrl import cli
+
+    assert set(cli.COMMANDS) == COMMANDS - {"__main__"}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_downwards(module):
     allowed = below(layer(module))
