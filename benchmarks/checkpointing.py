@@ -18,7 +18,7 @@ from typing import Any
 from common import ROOT, arguments, machine, made_by, number, progress, save, table
 
 from spmdrl.config import load
-from spmdrl.plot import read_metrics
+from spmdrl.runtime.files import read_metrics
 
 TASKS = {"CartPole": ("cartpole", 900), "Pong": ("pong", 54)}  # updates: one checkpoint at least
 SKIP = 2  # rows that hold the compilation

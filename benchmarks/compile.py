@@ -40,7 +40,7 @@ from common import (
 from import_clock import seconds_before
 from trainer import TIMEOUT_S, Task
 
-from spmdrl.plot import read_metrics
+from spmdrl.runtime.files import read_metrics
 
 # One update and nothing to skip; the environments are shared out over the ranks.
 TASKS = {

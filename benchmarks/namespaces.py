@@ -13,7 +13,7 @@ from pathlib import Path
 from common import ROOT
 from trainer import TIMEOUT_S, Task, Timing, Trainer, read_timing
 
-from spmdrl.plot import read_metrics
+from spmdrl.runtime.files import read_metrics
 
 # The cluster belongs to the tests, which are no package. Last, so that nothing is hidden by it.
 sys.path.append(str(ROOT / "tests" / "cluster"))

@@ -17,7 +17,7 @@ from typing import Any
 
 from common import ROOT
 
-from spmdrl.plot import read_metrics
+from spmdrl.runtime.files import read_metrics
 
 PHASES = ("collect", "wait", "update", "other")
 TIMEOUT_S = 1800

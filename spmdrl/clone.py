@@ -2,7 +2,7 @@
 
 Behaviour cloning: the recorded run's networks maximise the likelihood of the recorded actions. What
 is written is a run directory, so that `spmdrl.evaluate`, `spmdrl.record` and `spmdrl.runs` work on
-it as on any other. Public names: `Options`, `clone`, `observation_moments`, `main`.
+it as on any other.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import tyro
 
-from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, LogConfig
+from spmdrl.cli import EXIT_INTERRUPTED, answer_errors, complain
+from spmdrl.config import EXIT_FAULT, Config, ConfigError, LogConfig
 from spmdrl.episodes import Batches, Recording
-from spmdrl.evaluate import play, summarize
+from spmdrl.options import check_positive, parse
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.topology import Topology
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
-from spmdrl.runtime.logger import Logger, write_json
+from spmdrl.runtime.evaluation import play, spread, summarize, write_result
+from spmdrl.runtime.files import write_json
+from spmdrl.runtime.hints import suggested
+from spmdrl.runtime.logger import Logger
 from spmdrl.runtime.rundir import CLONE_MARK, open_run, write_status
 from spmdrl.runtime.validate import validate
 from spmdrl.runtime.watchdog import Watchdog, report_fault
@@ -35,12 +39,15 @@ if TYPE_CHECKING:
     from spmdrl.nets import Policy
     from spmdrl.types import Moments
 
-EXIT_INTERRUPTED = 130
+__all__ = ["Options", "clone", "main", "observation_moments"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train a policy to act as in recorded episodes (behaviour cloning)."""
+    """Train a policy to act as in recorded episodes (behaviour cloning).
+
+    Writes a run directory that the other commands take like any other, and eval.json in it.
+    """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA_DIR")]
     """Recording made by spmdrl.record."""
@@ -64,9 +71,7 @@ class Options:
 
 def plan(options: Options) -> tuple[Recording, Config]:
     """Check the options and the recording; the config of the run to come. Changes nothing."""
-    for name in ("epochs", "batch_size", "eval_episodes"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"{name} is {getattr(options, name)}, but must be at least 1")
+    check_positive(options, "epochs", "batch_size", "eval_episodes")
     out = Path(options.run_dir)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
@@ -227,12 +232,9 @@ class EpochLines:
 def judge(config: Config, checkpoint: Path, run_dir: Path, recording: Recording) -> dict[str, Any]:
     """Play the clone, write eval.json and say how it compares."""
     result = summarize(play(config, checkpoint), config, checkpoint)
-    write_json(run_dir / "eval.json", result)
+    write_result(run_dir, result)
     recorded = np.mean([episode.episode_return for episode in recording.episodes])
-    print(
-        f"{config.env.id}: return {result['return_mean']:.1f} ± {result['return_std']:.1f} over "
-        f"{result['episodes']} episodes; the recorded ones have {recorded:.1f}"
-    )
+    print(f"{config.env.id}: {spread(result)}; the recorded ones have {recorded:.1f}")
     return result
 
 
@@ -278,23 +280,23 @@ def run(recording: Recording, config: Config, options: Options) -> None:
         watchdog.stop()
 
 
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
-    options = tyro.cli(Options, args=argv, prog="python -m spmdrl.clone")
+    options = parse(Options, "clone", argv)
     try:
         recording, config = plan(options)
         prepare_process(Topology(), devices=1)
         run(recording, config, options)
-    except ConfigError as error:
-        print(f"spmdrl: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    except ConfigError:
+        raise
     except KeyboardInterrupt:
-        print(f"spmdrl: interrupted; {options.run_dir} keeps its last epoch", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        said = f"interrupted; {options.run_dir} keeps its last epoch"
+        return complain(said, EXIT_INTERRUPTED)
     except Exception as error:
         report_fault(0, 1, "cloning", error)
         return EXIT_FAULT
     print(f"results   {options.run_dir}")
-    print(f"evaluate  python -m spmdrl.evaluate {options.run_dir}")
+    print(f"evaluate  {suggested('evaluate', options.run_dir)}")
     return 0
 
 

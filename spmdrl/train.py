@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from spmdrl.cli import answer_errors
 from spmdrl.config import (
     EXIT_BAD_INPUT,
     Config,
@@ -18,7 +19,7 @@ from spmdrl.config import (
 from spmdrl.envs.ids import check_id
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
-from spmdrl.parallel.topology import LaunchError, Topology, auto_ranks, detect
+from spmdrl.parallel.topology import Topology, auto_ranks, detect
 from spmdrl.runtime.rundir import check_run_dir
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
@@ -28,26 +29,23 @@ if TYPE_CHECKING:
     from spmdrl.parallel.world import World
 
 
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, or resume a run; the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     stop = StopRequest().listen()  # first of all: an early signal would kill the process
-    try:
-        topology = detect()
-        watchdog = Watchdog(topology.rank, topology.size, start_folder())
-        if topology.size > 1:
-            watchdog.start()
-        from spmdrl.parallel.world import connect  # numpy and MPI load under the watchdog's eyes
+    topology = detect()
+    watchdog = Watchdog(topology.rank, topology.size, start_folder())
+    if topology.size > 1:
+        watchdog.start()
+    from spmdrl.parallel.world import connect  # numpy and MPI load under the watchdog's eyes
 
-        world = connect(topology)
-        config = shared_config(argv, topology, world)
-        ranks = ranks_to_start(config, topology)
-        if ranks > 1:
-            return spawn(ranks, "spmdrl.train", argv)
-        prepare_process(topology, config.devices, config.sync.deterministic)
-    except (ConfigError, LaunchError) as error:
-        print(f"spmdrl: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    world = connect(topology)
+    config = shared_config(argv, topology, world)
+    ranks = ranks_to_start(config, topology)
+    if ranks > 1:
+        return spawn(ranks, "spmdrl.train", argv)
+    prepare_process(topology, config.devices, config.sync.deterministic)
     from spmdrl.runtime.session import run_session  # jax from here on
 
     return run_session(config, topology, world, stop, watchdog, argv)

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from spmdrl.acting.actors import ScanActor
 
 from spmdrl.acting import actors
 from spmdrl.acting import collector as rollout_module
-from spmdrl.acting.actors import ScanActor
 from spmdrl.acting.collector import Collector
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, SyncConfig
 from spmdrl.learning.update import init_train_state, make_update

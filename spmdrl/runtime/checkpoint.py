@@ -20,6 +20,7 @@ import numpy as np
 from safetensors.numpy import load_file
 from safetensors.numpy import save as save_bytes
 
+from spmdrl.runtime.files import fsync, replace_file, write_flushed
 from spmdrl.trees import CheckpointError, from_named, to_named
 
 __all__ = [
@@ -54,10 +55,10 @@ def write_snapshot(place: Path, snapshot: Snapshot) -> None:
     try:
         digests = {}
         for name, data in _files_of(snapshot):
-            _write_flushed(temporary / name, data)
+            write_flushed(temporary / name, data)
             digests[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
         manifest = json.dumps(seal(snapshot.step, digests))
-        _write_flushed(temporary / MANIFEST, manifest.encode())
+        write_flushed(temporary / MANIFEST, manifest.encode())
         fsync(temporary)
         if place.exists():  # the same update, saved again after a resume
             shutil.rmtree(place)
@@ -74,14 +75,6 @@ def _files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
         contiguous = {k: np.ascontiguousarray(v).reshape(v.shape) for k, v in named.items()}
         yield f"{group}.safetensors", save_bytes(contiguous)
     yield META, json.dumps(snapshot.meta).encode()
-
-
-def _write_flushed(file: Path, data: bytes) -> None:
-    # By Python, not by safetensors: a full disk must be an OSError.
-    with file.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def seal(step: int, files: dict[str, Any]) -> dict[str, Any]:
@@ -126,24 +119,13 @@ def _verify(place: Path, name: str, expected: dict[str, Any]) -> None:
 
 def write_file(file: Path, data: bytes) -> str:
     """Write one file whole or not at all, flushed to the disk; its SHA-256."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    _write_flushed(temporary, data)
-    os.replace(temporary, file)
-    fsync(file.parent)
+    replace_file(file, data)
     return hashlib.sha256(data).hexdigest()
 
 
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from spmdrl.config import Config
 from spmdrl.parallel.topology import TERMINAL_MARK, detect
+from spmdrl.runtime.hints import suggested
 
 SPARK = "▁▂▃▄▅▆▇█"
 PARTS = ("env", "inference", "collect", "update", "comm", "wait", "other")
@@ -48,9 +49,9 @@ def closing_words(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
         f"{summary['env_steps']:,} steps in {summary['wall_s']:.1f} s "
         f"({summary['sps']:,.0f} steps/s), {shown} over the last episodes",
         f"results   {run_dir}",
-        f"evaluate  python -m spmdrl.evaluate {run_dir}",
-        f"plot      python -m spmdrl.plot {run_dir}",
-        f"go on     {summary['command']}",
+        f"evaluate  {suggested('evaluate', run_dir)}",
+        f"plot      {suggested('plot', run_dir)}",
+        f"resume    {summary['command']}",
     ]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from spmdrl.config import Config
 from spmdrl.runtime.clock import Row
 from spmdrl.runtime.console import Console, make_console
+from spmdrl.runtime.files import read_rows, replace_text, write_json
 
 __all__ = ["EpisodeStats", "Logger", "NullLogger", "make_logger", "write_json"]
 
@@ -55,13 +56,6 @@ class EpisodeStats:
 
 def _mean(values: Any) -> float | None:
     return float(np.mean(values)) if len(values) else None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, path)
 
 
 class AppendFile:
@@ -134,10 +128,8 @@ class Logger(NullLogger):
         """Forget the rows after `update`: a resumed run writes them again."""
         path = self._metrics.path
         self._metrics.close()
-        kept = [row for row in _whole_lines(path) if json.loads(row)["progress/update"] <= update]
-        temporary = path.with_name(".metrics.jsonl.tmp")
-        temporary.write_text("".join(kept))
-        os.replace(temporary, path)
+        kept = [row for row in read_rows(path) if row["progress/update"] <= update]
+        replace_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._metrics = AppendFile(path, self._say_unwritten)
 
     def _say_unwritten(self, path: Path, error: OSError) -> None:
@@ -151,12 +143,6 @@ class Logger(NullLogger):
         self._console.close(summary)
         self._metrics.close()
         self._log.close()
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The lines that were written to their end; a kill may have cut the last one."""
-    lines = path.read_text().splitlines(keepends=True)
-    return [line for line in lines if line.endswith("}\n")]
 
 
 def _finite(row: Row) -> Row:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from spmdrl.config import AlgoConfig, Config, ConfigError, changes, from_json, to_json
+from spmdrl.runtime.files import replace_text, write_json
+from spmdrl.runtime.hints import suggested
 
 PACKAGES = (
     "spmdrl", "jax", "jaxlib", "flax", "optax",
@@ -117,14 +119,8 @@ def _move_aside(path: Path) -> None:
 def _write_config(path: Path, config: Config, run_id: str) -> None:
     resolved = replace(config, run_dir=str(path), restart=False)
     # config.json makes it a run, so it comes last: a kill in between leaves no half of one.
-    _replace(path / "versions.json", json.dumps(versions() | {"run_id": run_id}, indent=2) + "\n")
-    _replace(path / "config.json", to_json(resolved) + "\n")
-
-
-def _replace(file: Path, text: str) -> None:
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, file)
+    write_json(path / "versions.json", versions() | {"run_id": run_id})
+    replace_text(path / "config.json", to_json(resolved) + "\n")
 
 
 State = Literal["running", "finished", "stopped", "failed"]
@@ -143,7 +139,7 @@ def write_status(path: Path, state: State, reason: str = "") -> None:
         "time": time.time(),
     }
     with contextlib.suppress(OSError):
-        _replace(path / "status.json", json.dumps(status, indent=2) + "\n")
+        write_json(path / "status.json", status)
 
 
 def versions() -> dict[str, str]:
@@ -179,4 +175,4 @@ def command_line(path: Path, argv: list[str]) -> str:
     if "--run-dir" in words:
         position = words.index("--run-dir")
         del words[position : position + 2]
-    return " ".join(["python -m spmdrl.train", *words, "--run-dir", str(path)])
+    return suggested("train", *words, "--run-dir", path)
