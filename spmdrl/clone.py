@@ -22,7 +22,7 @@ import tyro
 
 from spmdrl.cli import EXIT_INTERRUPTED, answer_errors, complain
 from spmdrl.config import EXIT_FAULT, Config, ConfigError, LogConfig
-from spmdrl.episodes import Batches, Recording
+from spmdrl.episodes import Batches, Recording, obs_in
 from spmdrl.options import check_positive, parse
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.topology import Topology
@@ -37,7 +37,7 @@ from spmdrl.runtime.watchdog import Watchdog, report_fault
 
 if TYPE_CHECKING:
     from spmdrl.nets import Policy
-    from spmdrl.types import Moments
+    from spmdrl.types import EnvSpec, Moments
 
 __all__ = ["Options", "clone", "main", "observation_moments"]
 
@@ -98,15 +98,23 @@ def plan(options: Options) -> tuple[Recording, Config]:
 # Learning
 
 
-def observation_moments(recording: Recording, shape: tuple[int, ...]) -> Moments:
-    """Count, mean and squared deviations of all recorded observations, summed in float64."""
+def observation_moments(recording: Recording, spec: EnvSpec) -> Any:
+    """Moments of all recorded vectors, in the form in which a policy expects them."""
+    parts = {name: part for name, part in spec.parts.items() if not part.is_image}
+    found = {name: part_moments(recording, name, part.shape) for name, part in parts.items()}
+    return found.get("", found)
+
+
+def part_moments(recording: Recording, name: str, shape: tuple[int, ...]) -> Moments:
+    """Count, mean and squared deviations of one recorded array, summed in float64."""
     from spmdrl.types import Moments
 
     def total(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         sums = np.zeros(shape, np.float64)
         for episode in recording.episodes:
             arrays = recording.arrays(episode)
-            sums += function(arrays["obs"][arrays["valid"]].astype(np.float64)).sum(0)
+            rows = obs_in(arrays)[name][arrays["valid"]]
+            sums += function(rows.astype(np.float64)).sum(0)
         return sums
 
     mean = total(lambda obs: obs) / recording.num_steps
@@ -116,34 +124,34 @@ def observation_moments(recording: Recording, shape: tuple[int, ...]) -> Moments
 
 
 def negative_log_likelihood(
-    policy: Policy, params: Any, obs_moments: Moments, obs: Any, action: Any
+    policy: Policy, params: Any, obs_moments: Any, obs: Any, action: Any
 ) -> Any:
     """Mean over the batch of -log p(action | observation)."""
     import jax.numpy as jnp
 
     from spmdrl.nets.policy import variables_of
 
-    rows = obs.shape[0]
+    rows = action.shape[0]
     _, dist_params, _ = policy.apply(
         variables_of(params, obs_moments), policy.initial_carry(rows), obs, jnp.zeros(rows, bool)
     )
     return -policy.dist.log_prob(dist_params, action).mean()
 
 
-def make_step(config: Config, policy: Policy, obs_moments: Moments) -> tuple[Any, Any]:
+def make_step(config: Config, policy: Policy, obs_moments: Any) -> tuple[Any, Any]:
     """`(init, step)`: the optimiser's first state, and one compiled gradient step."""
     import jax
+    from jax.flatten_util import ravel_pytree
 
-    from spmdrl.learning.update import make_optimizer
+    from spmdrl.learning.optimizer import make_optimizer
 
-    optimizer, lr = make_optimizer(config), config.optim.lr
+    optimizer, lr = make_optimizer(config.optim), config.optim.lr
 
     def step(params: Any, opt_state: Any, obs: Any, action: Any) -> tuple[Any, Any, Any]:
         loss, grads = jax.value_and_grad(
             lambda p: negative_log_likelihood(policy, p, obs_moments, obs, action)
         )(params)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return jax.tree.map(lambda p, u: p - lr * u, params, updates), opt_state, loss
+        return *optimizer.step(ravel_pytree(grads)[0], opt_state, params, lr), loss
 
     return optimizer.init, jax.jit(step, donate_argnums=(0, 1))
 
@@ -171,9 +179,9 @@ def clone(
 
     spec = recording.spec()
     policy = make_policy(config, spec)
-    obs_moments = moments.init((0,))
+    obs_moments = moments.of_observations(False, spec)
     if config.env.normalize_obs:
-        obs_moments = observation_moments(recording, spec.obs_shape)
+        obs_moments = observation_moments(recording, spec)
     params = policy.init(jax.random.key(config.seed))
     init, step = make_step(config, policy, obs_moments)
     opt_state = init(params)
@@ -188,8 +196,8 @@ def clone(
     return checkpointer.path(options.epochs)
 
 
-def snapshot(epoch: int, params: Any, obs_moments: Moments) -> Snapshot:
-    from spmdrl.learning.update import params_sha256
+def snapshot(epoch: int, params: Any, obs_moments: Any) -> Snapshot:
+    from spmdrl.learning.state import params_sha256
 
     meta = {"step": epoch, "return_mean": None, "params_sha256": params_sha256(params)}
     model = {"params": params, "obs_moments": obs_moments}

@@ -20,7 +20,7 @@ import numpy as np
 from spmdrl.acting.player import make_chooser, play_steps
 from spmdrl.cli import EXIT_INTERRUPTED, answer_errors, complain
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, from_json, to_json
-from spmdrl.episodes import INDEX, Episode, describe_spec, write_episode, write_index
+from spmdrl.episodes import INDEX, Episode, describe_spec, named_obs, write_episode, write_index
 from spmdrl.options import PlayOptions, RunPath, check_positive, parse
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spmdrl.acting.player import PlayedStep
     from spmdrl.envs.base import EnvBatch
     from spmdrl.nets import Policy
-    from spmdrl.types import EnvSpec
+    from spmdrl.types import EnvSpec, Obs
 
 __all__ = ["Options", "RecordingPlan", "main", "record"]
 
@@ -194,8 +194,8 @@ class EpisodeBuffer:
     def add(self, step: PlayedStep, i: int) -> None:
         answer = step.answer
         self._rows.append(
-            {
-                "obs": np.array(step.obs[i]),
+            {name: np.array(x[i]) for name, x in named_obs("obs", step.obs).items()}
+            | {
                 "action": step.action[i],
                 "reward": answer.reward[i],
                 "terminated": answer.terminated[i],
@@ -204,10 +204,11 @@ class EpisodeBuffer:
             }
         )
 
-    def finish(self, last_obs: np.ndarray) -> dict[str, np.ndarray]:
+    def finish(self, last_obs: Obs, i: int) -> dict[str, np.ndarray]:
         columns = {name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]}
         self._rows = []
-        return columns | {"last_obs": np.array(last_obs)}
+        last = {name: np.array(x[i]) for name, x in named_obs("last_obs", last_obs).items()}
+        return columns | last
 
 
 class Player(NamedTuple):
@@ -228,7 +229,7 @@ def play_group(
         for i, buffer in list(buffers.items()):
             buffer.add(step, i)
             if step.answer.episode_over[i]:
-                arrays = buffers.pop(i).finish(step.answer.obs[i])
+                arrays = buffers.pop(i).finish(step.answer.obs, i)
                 written.append(write_episode(plan.out, worker, group[i], seeds[i], arrays))
         if not buffers:
             return written

@@ -26,7 +26,7 @@ class Optimizer(NamedTuple):
     """Gradient clipping included; the learning rate is given with each step."""
 
     init: Callable[[Params], Any]
-    step: Callable[[Array, Any, Params, Array], tuple[Params, Any]]
+    step: Callable[[Array, Any, Params, Array | float], tuple[Params, Any]]
     """`(flat gradient, state, parameters, learning rate) -> (parameters, state)`."""
 
 
@@ -69,7 +69,7 @@ def on_vector(transform: optax.GradientTransformation, step_momentum: float = 0.
         return (state, jnp.zeros_like(flat)) if step_momentum else state
 
     def step(
-        gradient: Float[Array, "n"], state: Any, params: Params, lr: Float[Array, ""]
+        gradient: Float[Array, "n"], state: Any, params: Params, lr: Array | float
     ) -> tuple[Params, Any]:
         flat, restore = ravel_pytree(params)
         inner, velocity = state if step_momentum else (state, None)
@@ -87,7 +87,7 @@ def on_tree(transform: optax.GradientTransformation) -> Optimizer:
     """For optimisers that see layers and their shapes."""
 
     def step(
-        gradient: Float[Array, "n"], state: Any, params: Params, lr: Float[Array, ""]
+        gradient: Float[Array, "n"], state: Any, params: Params, lr: Array | float
     ) -> tuple[Params, Any]:
         grads = ravel_pytree(params)[1](gradient)
         updates, state = transform.update(grads, state, params)

@@ -51,9 +51,11 @@ def load_model(config: Config, spec: EnvSpec, checkpoint: Path) -> tuple[Policy,
     from spmdrl.nets.policy import variables_of
 
     policy = make_policy(config, spec)
-    shape = spec.obs_shape if config.env.normalize_obs else (0,)
     template = jax.eval_shape(
-        lambda: {"params": policy.init(jax.random.key(0)), "obs_moments": moments.init(shape)}
+        lambda: {
+            "params": policy.init(jax.random.key(0)),
+            "obs_moments": moments.of_observations(config.env.normalize_obs, spec),
+        }
     )
     try:
         model = from_named(template, read_snapshot(checkpoint).arrays["params"])
