@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import wait_for
+
+from tests.cluster.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
