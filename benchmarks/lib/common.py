@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -127,9 +128,10 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def made_by(found: dict[str, Any]) -> str:
-    """One paragraph: which command, on what."""
-    words = shlex.join(["python", "-m", command_name(), *sys.argv[1:]])
+def made_by(found: dict[str, Any], other_words: Mapping[str, str] = MappingProxyType({})) -> str:
+    """One paragraph: which command, on what; some of its words may be shown as others."""
+    shown = (other_words.get(word, word) for word in sys.argv[1:])
+    words = shlex.join(["python", "-m", command_name(), *shown])
     packages = ", ".join(f"{k} {found['versions'][k]}" for k in ("jax", "envpool", "mpi4jax"))
     return (
         f"Made by `{words}` on {found['cores']} cores ({found['cpu']}); {packages}. Load average "

@@ -1,14 +1,13 @@
 """Train the published tasks and put our returns beside the published ones, as docs/results.md.
 
-    python -m benchmarks.learning                      # everything, three seeds each
+    python -m benchmarks.learning                      # three seeds each; about an hour, two cores
     python -m benchmarks.learning --tasks cartpole hopper --seeds 1 2
 
-Finished runs are kept and not repeated, so an interrupted sweep goes on where it was.
+Finished runs are kept and not repeated, so an interrupted sweep resumes where it was.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.lib.common import ROOT, arguments, table
 
 
 @dataclass(frozen=True)
@@ -76,21 +75,29 @@ def train(task: Task, seed: int, folder: Path, core: int) -> dict[str, float]:
     return result
 
 
-def table(rows: list[tuple[Task, list[dict[str, float]]]]) -> str:
-    lines = [
-        "| task | steps | ours, mean ± std | each seed | published | goal | minutes a run |",
-        "|---|---|---|---|---|---|---|",
+def report(rows: list[tuple[Task, list[dict[str, float]]]]) -> str:
+    header = [
+        "task",
+        "steps",
+        "ours, mean ± std",
+        "each seed",
+        "published",
+        "goal",
+        "minutes a run",
     ]
+    cells = []
     for task, results in rows:
         returns = [r["episode_return_mean"] for r in results]
-        goal = "–" if task.goal is None else f"≥ {task.goal:g} {_verdict(returns, task.goal)}"
-        each = ", ".join(f"{r:.1f}" for r in returns)
-        minutes = np.mean([r["wall_s"] for r in results]) / 60
-        lines.append(
-            f"| {task.env} | {results[0]['env_steps']:,} | {np.mean(returns):.1f} ± "
-            f"{np.std(returns):.1f} | {each} | {task.published} | {goal} | {minutes:.1f} |"
-        )
-    return "\n".join(lines)
+        cells.append([
+            task.env,
+            f"{results[0]['env_steps']:,}",
+            f"{np.mean(returns):.1f} ± {np.std(returns):.1f}",
+            ", ".join(f"{r:.1f}" for r in returns),
+            task.published,
+            "–" if task.goal is None else f"≥ {task.goal:g} {_verdict(returns, task.goal)}",
+            f"{np.mean([r['wall_s'] for r in results]) / 60:.1f}",
+        ])  # fmt: skip
+    return table(header, cells)
 
 
 def _verdict(returns: list[float], goal: float) -> str:
@@ -98,9 +105,7 @@ def _verdict(returns: list[float], goal: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--tasks", nargs="*", default=[t.config for t in TASKS])
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
     parser.add_argument("--cores", nargs="*", type=int, default=sorted(os.sched_getaffinity(0)))
@@ -123,7 +128,7 @@ def main() -> None:
     rows = []
     for i, task in enumerate(tasks):
         rows.append((task, results[i * len(args.seeds) : (i + 1) * len(args.seeds)]))
-    text = INTRODUCTION + table(rows) + "\n"
+    text = INTRODUCTION + report(rows) + "\n"
     args.out.write_text(text)
     print(f"\n{text}\nwritten to {args.out}")
 

@@ -4,9 +4,9 @@
     python -m benchmarks.check --against results/baseline.json
     python -m benchmarks.check --write                       # what is there now is the baseline
 
-Takes a second: it reads the shares of the limit that `python -m benchmarks.throughput` has written, and measures
-nothing. A limit is measured within the same minutes as the training beside it, so that a share
-depends on the machine's mood far less than steps per second do.
+Takes a second: it reads the shares of the limit that `python -m benchmarks.throughput` has written,
+and measures nothing. A limit is measured within the same minutes as the training beside it, so that
+a share depends on the machine's mood far less than steps per second do.
 
 The noise band: a case is worse if its share is more than 10 % below the baseline's and if, besides,
 the two intervals that hold the true medians do not overlap. The first alone would complain of noisy
