@@ -123,12 +123,11 @@ class Staged:
     def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]:
         if stage not in self._compiled:
             self._compiled[stage] = self._compile(stage)
-        kept, partial_sums = self._compiled[stage](*args)
-        if not jax.tree.leaves(partial_sums):
-            return kept, ()
+        kept, sums = self._compiled[stage](*args)
         between, device = self._learner.sync.between, self._mesh.local_devices[0]
-        assert between is not None
-        return kept, replicate(between(on_device(partial_sums, device)), self._mesh)
+        if between is None or not jax.tree.leaves(sums):
+            return kept, sums
+        return kept, replicate(between(on_device(sums, device)), self._mesh)
 
     def _compile(self, stage: Stage) -> Callable[..., Any]:
         def on_devices(*args: Any) -> tuple[Any, Any]:

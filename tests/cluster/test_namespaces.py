@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import wait_for
 
 import spmdrl.cluster.hostfile
+from tests.cluster.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
