@@ -16,6 +16,7 @@ from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.envs import make_env
 from spmdrl.envs.base import EnvBatch
 from spmdrl.envs.envpool_backend import has_64_bit_arrays
+from spmdrl.types import ObsPart
 
 FAMILIES = {
     "CartPole-v1": ((4,), np.float32, "discrete"),
@@ -49,7 +50,8 @@ def test_every_family_steps(env_id):
     shape, dtype, kind = FAMILIES[env_id]
     env = make(env_id)
     obs = env.reset()
-    assert (env.spec.obs_shape, env.spec.obs_dtype, env.spec.action.kind) == (shape, dtype, kind)
+    assert env.spec.obs == ObsPart(shape, np.dtype(dtype))
+    assert env.spec.action.kind == kind
     assert obs.shape == (2, *shape)
     env.send(idle(env))
     answer = env.recv()

@@ -13,7 +13,7 @@ from spmdrl.nets import moments
 from spmdrl.nets.cpu.conv import Conv, conv_as_matmul
 from spmdrl.nets.distributions import Categorical, DiagNormal
 from spmdrl.nets.policy import make_policy, variables_of
-from spmdrl.types import ActionSpace, EnvSpec, Moments
+from spmdrl.types import ActionSpace, EnvSpec, Moments, ObsPart
 
 # ---------------------------------------------------------------------------------------------
 # Convolutions
@@ -124,7 +124,7 @@ SQRT2 = 2**0.5
 
 
 def spec_of(action, shape=(5,), dtype=np.float32):
-    return EnvSpec(shape, np.dtype(dtype), action)
+    return EnvSpec(ObsPart(shape, np.dtype(dtype)), action)
 
 
 def policy_of(spec, env=None, **net):

@@ -5,52 +5,36 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
-from functools import partial
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
-from spmdrl.acting.collector import Collector
-from spmdrl.config import AlgoConfig, Config, ConfigError, EnvConfig, SyncConfig
-from spmdrl.learning.update import init_train_state, make_update, params_sha256
-from spmdrl.nets import make_policy
-from spmdrl.parallel.mesh import local_devices, make_mesh, replicate
-from spmdrl.parallel.sync import make_grad_sync
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, ConfigError, EnvConfig, SyncConfig
+from spmdrl.learning.state import params_sha256
 from spmdrl.parallel.world import World
+from spmdrl.runtime.build import build_trainer
 from spmdrl.runtime.validate import validate
-
-sys.path.insert(0, str(Path(__file__).parent / "spmd"))
-
-from runs import rows, run, updates
+from tests.spmd.runs import rows, run, updates
 
 SMALL = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=8, normalize_obs=True),
-    algo=AlgoConfig(num_steps=32, epochs=2, minibatches=2),
+    algo=Ppo(num_steps=32, epochs=2, minibatches=2),
     overlap=True,
 )
 
 
 def by_hand(config: Config, count: int) -> str:
     """The same training, written down without any overlap: rollout k by the model k - 1."""
-    mesh = make_mesh(local_devices(1))
-    ids = range(config.env.num_envs)
-    collector = Collector(config, partial(make_policy, config), mesh, ids, 1, 1)
-    sync = make_grad_sync(config.sync, World(), 1)
-    update = make_update(config, collector.policy, sync, mesh)
-    init_key, act_key, update_key = jax.random.split(jax.random.PRNGKey(config.seed), 3)
-    act_key, update_key = replicate((act_key, update_key), mesh)
-    first_obs = np.asarray(collector.actors[0].state.obs)[0]
-    init = partial(init_train_state, config, collector.policy, collector.spec)
-    state = replicate(jax.jit(init)(init_key, first_obs), mesh)
+    trainer = build_trainer(config)
+    state, collector = trainer.state, trainer.collector
     models = [(state.params, state.obs_moments)]
     for k in range(count):
         params, obs_moments = models[max(0, k - 1)]
         actor = state.replace(params=params, obs_moments=obs_moments)
-        rollout, _ = collector.collect(actor, act_key)
-        state, _ = update(state, rollout, update_key)
+        rollout, _ = collector.collect(actor, trainer.act_key)
+        state, _ = trainer.update(state, rollout, trainer.update_key)
         models.append((state.params, state.obs_moments))
     return params_sha256(jax.device_get(state.params))
 
@@ -94,5 +78,5 @@ def test_resuming_is_exact(whole, renew_every, tmp_path):
 
 def test_only_with_averaged_gradients():
     config = dataclasses.replace(SMALL, sync=SyncConfig(strategy="gather"))
-    with pytest.raises(ConfigError, match="overlap does not go with"):
+    with pytest.raises(ConfigError, match="overlap is not supported with"):
         validate(config, 2)

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmdrl.algos.ppo import Rows, ppo_sums
-from spmdrl.config import AlgoConfig
+from spmdrl.algos.base import Minibatch, Outputs
+from spmdrl.algos.ppo import Constants, Ppo, Targets, loss
 from spmdrl.nets.distributions import Categorical, DiagNormal
 
 EPS = 0.2
-ALGO = AlgoConfig(value_coef=0.5, entropy_coef=0.01, clip_value=True)
+ALGO = Ppo(value_coef=0.5, entropy_coef=0.01, clip_value=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +41,12 @@ class Given:
 def evaluate(dist, dist_params, value, rows, algo=ALGO):
     """`(loss, sums, gradients)`, the last with respect to the network's two outputs."""
 
-    def loss(dist_params, value):
-        return ppo_sums(algo, dist, jnp.float32(EPS), dist_params, value, rows)
+    now = Constants(jnp.float32(0.0), jnp.float32(1.0), jnp.float32(EPS))
 
-    (total, sums), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(dist_params, value)
+    def of_outputs(dist_params, value):
+        return loss(algo, dist, now, Outputs(dist_params, value), rows)
+
+    (total, sums), grads = jax.value_and_grad(of_outputs, (0, 1), has_aux=True)(dist_params, value)
     return total, sums, grads
 
 
@@ -58,7 +60,40 @@ def make_rows(n, **fields):
         "target": zeros,
         "weight": np.ones(n, np.float32),
     }
-    return Rows(**(blank | {k: np.asarray(v, blank[k].dtype) for k, v in fields.items()}))
+    return rows_of(**(blank | {k: np.asarray(v, blank[k].dtype) for k, v in fields.items()}))
+
+
+def rows_of(action, log_prob, value, advantage, target, weight):
+    """A minibatch with what the loss looks at; the rest is never touched."""
+    no = np.zeros(len(weight), bool)
+    return Minibatch(
+        obs=(),
+        first=no,
+        action=action,
+        log_prob=log_prob,
+        value=value,
+        reward=np.zeros(len(weight), np.float32),
+        terminated=no,
+        truncated=no,
+        weight=weight,
+        targets=Targets(advantage, target),
+    )
+
+
+def changed(rows, **fields):
+    targets = {"advantage": "advantage", "target": "value"}
+    for name, x in fields.items():
+        if name in targets:
+            rows = rows._replace(targets=rows.targets._replace(**{targets[name]: x}))
+        else:
+            rows = rows._replace(**{name: x})
+    return rows
+
+
+def field_of(rows, name):
+    if name == "advantage":
+        return rows.targets.advantage
+    return rows.targets.value if name == "target" else getattr(rows, name)
 
 
 def given(ratio, entropy=0.0):
@@ -77,7 +112,7 @@ def random_problem(dist, seed=0, n=40):
         action = action[:, 0] if dist.squeeze else action
     old = np.asarray(dist.log_prob(params, action)) + 0.3 * draw(n)
     value = draw(n)
-    rows = Rows(
+    rows = rows_of(
         action=action,
         log_prob=old,
         value=value + 0.3 * draw(n),
@@ -161,7 +196,7 @@ def test_value_gradient_vanishes_where_the_bound_is_the_worse():
 
 def test_loss_is_the_weighted_sum_of_its_parts():
     # Policy -1.2 * 1, value 0.5 (0 - 2)^2 = 2, entropy 0.7: -1.2 + 0.25 * 2 - 0.1 * 0.7 = -0.77
-    algo = AlgoConfig(value_coef=0.25, entropy_coef=0.1, clip_value=False)
+    algo = Ppo(value_coef=0.25, entropy_coef=0.1, clip_value=False)
     rows = make_rows(1, advantage=[1.0], target=[2.0])
     loss, sums, _ = evaluate(Given(), given([1.5], entropy=0.7), jnp.zeros(1), rows, algo)
     np.testing.assert_allclose(sums["loss/entropy"], 0.7, rtol=1e-6)
@@ -181,9 +216,9 @@ def by_loop(dist, params, value, rows, clip_value):
             continue
         log_prob, entropy = row_by_hand(dist, params[i].astype(np.float64), rows.action[i])
         log_ratio = log_prob - float(rows.log_prob[i])
-        ratio, advantage = math.exp(log_ratio), float(rows.advantage[i])
+        ratio, advantage = math.exp(log_ratio), float(rows.targets.advantage[i])
         bounded_ratio = min(max(ratio, 1 - EPS), 1 + EPS)
-        old, new, target = (float(x[i]) for x in (rows.value, value, rows.target))
+        old, new, target = (float(x[i]) for x in (rows.value, value, rows.targets.value))
         error = (new - target) ** 2
         if clip_value:
             error = max(error, (old + min(max(new - old, -EPS), EPS) - target) ** 2)
@@ -226,14 +261,14 @@ def test_equals_a_plain_loop(dist, clip_value):
 def test_policy_loss_and_its_gradient_equal_rlax(rlax):
     dist = DISTS[0]
     params, value, rows = random_problem(dist, seed=1)
-    rows = rows.replace(weight=np.ones_like(rows.weight))
+    rows = changed(rows, weight=np.ones_like(rows.weight))
 
     def ours(params):
         return evaluate(dist, params, value, rows)[1]["loss/policy"] / len(value)
 
     def theirs(params):
         ratio = jnp.exp(dist.log_prob(params, rows.action) - rows.log_prob)
-        return rlax.clipped_surrogate_pg_loss(ratio, rows.advantage, EPS)
+        return rlax.clipped_surrogate_pg_loss(ratio, rows.targets.advantage, EPS)
 
     ours, theirs = (jax.jit(jax.value_and_grad(f))(params) for f in (ours, theirs))
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
@@ -261,7 +296,7 @@ def with_resets(dist):
     params, value, rows = random_problem(dist, seed=3)
     weight = np.ones_like(rows.weight)
     weight[RESET] = 0.0
-    return params, value, rows.replace(weight=weight)
+    return params, value, changed(rows, weight=weight)
 
 
 def assert_resets_do_not_matter(dist, params, value, rows):
@@ -298,14 +333,14 @@ def poison(x):
 @pytest.mark.parametrize("field", ["log_prob", "value", "advantage", "target"])
 def test_reset_rows_weigh_nothing_whatever_the_rollout_holds(dist, field):
     params, value, rows = with_resets(dist)
-    rows = rows.replace(**{field: poison(getattr(rows, field))})
+    rows = changed(rows, **{field: poison(field_of(rows, field))})
     assert_resets_do_not_matter(dist, params, value, rows)
 
 
 def test_reset_rows_weigh_nothing_whatever_their_action():
     dist = DiagNormal(2)
     params, value, rows = with_resets(dist)
-    assert_resets_do_not_matter(dist, params, value, rows.replace(action=poison(rows.action)))
+    assert_resets_do_not_matter(dist, params, value, changed(rows, action=poison(rows.action)))
 
 
 @each_dist
@@ -317,3 +352,22 @@ def test_reset_rows_weigh_nothing_whatever_the_network_says(dist, output):
     else:
         value = poison(value)
     assert_resets_do_not_matter(dist, params, value, rows)
+
+
+def test_advantages_are_normalised_by_the_constants():
+    # (3 - 1) * 0.5 = 1, so the loss is that of an advantage of 1.
+    now = Constants(jnp.float32(1.0), jnp.float32(0.5), jnp.float32(EPS))
+    outputs = Outputs(given([1.1]), jnp.zeros(1))
+    _, sums = loss(ALGO, Given(), now, outputs, make_rows(1, advantage=[3.0]))
+    np.testing.assert_allclose(sums["loss/policy"], -1.1, rtol=1e-6)
+
+
+def test_sequences_of_rows_have_the_loss_of_the_same_rows_side_by_side():
+    dist = DISTS[0]
+    params, value, rows = random_problem(dist, seed=4)
+    now = Constants(jnp.float32(0.1), jnp.float32(2.0), jnp.float32(EPS))
+    flat = loss(ALGO, dist, now, Outputs(params, value), rows)
+    cut = lambda x: np.reshape(x, (8, 5, *np.shape(x)[1:]))  # noqa: E731
+    outputs, rows = jax.tree.map(cut, (Outputs(params, value), rows))
+    together = loss(ALGO, dist, now, outputs, rows)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), flat, together)

@@ -38,7 +38,7 @@ def make_run(path: Path, env: EnvConfig, returns: tuple[float | None, ...] = (1.
         eval=EvalConfig(num_envs=4, max_steps=2_000),
     )
     one = make_env(config, range(1), threads=1)
-    policy, shape = make_policy(config, one.spec), one.spec.obs_shape
+    policy, shape = make_policy(config, one.spec), one.spec.obs.shape
     one.close()
     open_run(config)
     for update, value in enumerate(returns, start=1):

@@ -11,20 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spmdrl.acting.actors import ActorState, Steps, accumulate, finish_rollout, transform_reward
-from spmdrl.config import AlgoConfig, Config, EnvConfig, SyncConfig
-from spmdrl.envs.base import action_space, check_actions, env_seeds, to_env_action
-from spmdrl.learning.stages import (
-    IMAGE_CHUNK,
-    center_and_scale,
-    chunk_size,
-    explained_variance,
-    fit_sums,
-    scheduled,
-    step_order,
-    sum_over_chunks,
-    take_steps,
+from spmdrl.acting.steps import (
+    ActorState,
+    Scores,
+    Steps,
+    accumulate,
+    finish_rollout,
+    transform_reward,
 )
+from spmdrl.algos import Ppo
+from spmdrl.algos.base import scheduled
+from spmdrl.algos.ppo import Targets, center_and_scale, explained_variance, fit_sums
+from spmdrl.config import Config, EnvConfig, OptimConfig, SyncConfig
+from spmdrl.envs.base import action_space, check_actions, env_seeds, to_env_action
+from spmdrl.learning.gradients import chunk_rows, sum_over_chunks
+from spmdrl.learning.optimizer import learning_rate
 from spmdrl.parallel.placement import ids_of_ranks, in_shards, shards_in, split_ids
 from spmdrl.types import ActionSpace
 
@@ -113,7 +114,7 @@ def fresh_actor(**fields):
     return ActorState(**(blank | fields))
 
 
-FINISH = Config(env=EnvConfig(reward="abs_one"), algo=AlgoConfig(gamma=0.5))
+FINISH = Config(env=EnvConfig(reward="abs_one"), algo=Ppo(gamma=0.5))
 
 # Two steps and a lost life, the reset row with a reward that must not count, two more steps and
 # the end of the game by its time limit, another reset row, one step of the next game.
@@ -128,7 +129,7 @@ GAME = {
 
 def finish(steps, before):
     ids = np.arange(1, dtype=np.int32)
-    return jax.jit(lambda b, s: finish_rollout(FINISH, ids, b, s, (s.value, s.value), b))(
+    return jax.jit(lambda b, s: finish_rollout(FINISH, ids, b, s, Scores(s.value, s.value), b))(
         before, steps
     )
 
@@ -140,7 +141,7 @@ def test_finish_rollout_by_hand():
     column = lambda x: np.asarray(x)[:, 0].tolist()  # noqa: E731
     assert column(rollout.reward) == [1, 1, 0, 1, -1, 0, 1]
     assert column(rollout.discounted_return) == [1, 1.5, 0, 1, -0.5, 0, 1]
-    assert column(episodes["score"]) == [3, 4, 4, 6, 1, 0, 1]
+    assert column(episodes["return"]) == [3, 4, 4, 6, 1, 0, 1]
     assert column(episodes["length"]) == [1, 2, 2, 3, 4, 0, 1]
     assert column(episodes["over"]) == [False, False, False, False, True, False, False]
     assert after.episode_return.tolist() == [1.0]
@@ -158,41 +159,6 @@ def test_two_rollouts_in_a_row_equal_one(cut):
     assert_joined(head.discounted_return, tail.discounted_return, whole.discounted_return)
     jax.tree.map(assert_joined, head_episodes, tail_episodes, whole_episodes)
     jax.tree.map(np.testing.assert_array_equal, after, whole_after)
-
-
-# ---------------------------------------------------------------------------------------------
-# Order of the steps
-
-
-EPOCHS, STEPS = 3, 16
-order_of = jax.jit(lambda key, ids: step_order(key, ids, EPOCHS, STEPS))
-
-
-def test_step_order_is_a_permutation_for_each_environment_and_epoch():
-    order = np.asarray(order_of(jax.random.key(0), np.arange(10, dtype=np.int32)))
-    assert order.shape == (EPOCHS, STEPS, 10)
-    expected = np.broadcast_to(np.arange(STEPS)[None, :, None], order.shape)
-    np.testing.assert_array_equal(np.sort(order, axis=1), expected)
-    columns = {tuple(column) for epoch in order for column in epoch.T}
-    assert len(columns) == EPOCHS * 10
-
-
-def test_step_order_depends_on_the_key_and_the_id_alone():
-    key = jax.random.key(1)
-    together = np.asarray(order_of(key, np.arange(10, dtype=np.int32)))
-    for ids in ([7, 1, 8], [9, 0, 4]):
-        some = np.asarray(order_of(key, np.asarray(ids, np.int32)))
-        np.testing.assert_array_equal(some, together[:, :, ids])
-    other = np.asarray(order_of(jax.random.key(2), np.arange(10, dtype=np.int32)))
-    assert (other != together).any(axis=1).all()
-
-
-def test_take_steps_gives_each_environment_its_own_order():
-    rng = np.random.default_rng(0)
-    x, order = rng.random((4, 3, 2)), np.stack([rng.permutation(4) for _ in range(3)], -1)
-    out = take_steps(jnp.asarray(x, jnp.float32), order)
-    for b in range(3):
-        np.testing.assert_array_equal(out[:, b], x[order[:, b], b].astype(np.float32))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -226,7 +192,7 @@ def random_fit(seed=0, offset=0.0):
 
 
 def fit_of(target, value, valid):
-    return fit_sums(SimpleNamespace(value=value, valid=valid), SimpleNamespace(target=target))
+    return fit_sums(SimpleNamespace(value=value, valid=valid), Targets(target, target))
 
 
 @pytest.mark.parametrize("offset", [0.0, 20.0])
@@ -272,10 +238,10 @@ def test_sum_over_chunks_is_the_sum_over_all(size):
 @given(st.integers(1, 5000))
 @steady
 def test_chunks_of_images_divide_the_rows_and_fit(rows):
-    size = chunk_size(rows, np.empty((1, 1, 2, 2, 1), np.uint8))
+    size = chunk_rows(rows, 32, is_image=True)
     assert rows % size == 0
-    assert 1 <= size <= IMAGE_CHUNK
-    assert not any(rows % n == 0 for n in range(size + 1, IMAGE_CHUNK + 1) if n <= rows)
+    assert 1 <= size <= 32
+    assert not any(rows % n == 0 for n in range(size + 1, 33) if n <= rows)
 
 
 @pytest.mark.parametrize(
@@ -283,26 +249,50 @@ def test_chunks_of_images_divide_the_rows_and_fit(rows):
 )
 def test_chunks_of_vectors(rows, size):
     # 4999 is prime: one by one would be slower than all at once
-    assert chunk_size(rows, np.empty((1, 1, 8))) == size
+    assert chunk_rows(rows, 1024, is_image=False) == size
+
+
+def test_without_a_limit_all_rows_are_one_chunk():
+    assert chunk_rows(4096, None, is_image=True) == 4096
 
 
 @pytest.mark.parametrize(
-    ("schedule", "step", "expected"),
+    ("schedule", "left", "expected"),
     [
-        ("constant", 0, 0.2),
-        ("constant", 10, 0.2),
-        ("linear", 0, 0.2),
-        ("linear", 5, 0.1),
-        ("linear", 10, 0.0),
-        ("linear", 11, 0.0),
+        ("constant", 1.0, 0.2),
+        ("constant", 0.0, 0.2),
+        ("linear", 1.0, 0.2),
+        ("linear", 0.5, 0.1),
+        ("linear", 0.0, 0.0),
+        ("cosine", 1.0, 0.2),
+        ("cosine", 0.5, 0.1),
+        ("cosine", 0.25, 0.1 * (1 + math.cos(0.75 * math.pi))),
+        ("cosine", 0.0, 0.0),
     ],
 )
-def test_scheduled_reaches_zero_after_the_last_update(schedule, step, expected):
+def test_schedules_by_hand(schedule, left, expected):
+    np.testing.assert_allclose(scheduled(0.2, schedule, jnp.float32(left)), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "rates"),
+    [
+        ("constant", 0, [1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", 0, [1.0, 0.8, 0.6, 0.4, 0.2]),
+        ("constant", 2, [0.5, 1.0, 1.0, 1.0, 1.0]),
+        # rises over two updates, then falls over the other three
+        ("linear", 2, [0.5, 1.0, 1.0, 2 / 3, 1 / 3]),
+    ],
+)
+def test_learning_rates_of_a_run_by_hand(schedule, warmup, rates):
     config = Config(
-        total_steps=1000, env=EnvConfig(num_envs=10), algo=AlgoConfig(num_steps=10)
-    )  # 10 updates
-    learner, state = SimpleNamespace(config=config), SimpleNamespace(step=jnp.int32(step))
-    np.testing.assert_allclose(scheduled(0.2, schedule, learner, state), expected, atol=1e-7)
+        total_steps=500,
+        env=EnvConfig(num_envs=10),
+        algo=Ppo(num_steps=10),
+        optim=OptimConfig(lr=1.0, lr_schedule=schedule, warmup=warmup),
+    )
+    found = [learning_rate(config, jnp.int32(step)) for step in range(5)]
+    np.testing.assert_allclose(found, rates, rtol=1e-6)
 
 
 @pytest.mark.parametrize("shards", [1, 2, 6])

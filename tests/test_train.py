@@ -21,12 +21,13 @@ pytestmark = pytest.mark.timeout(600)  # a training is part of a test's time; CI
 # CartPole with the settings of the SB3 zoo, which learn fast. Over seeds 1 to 5 the last 100
 # training episodes had a mean return of 473, 500, 500, 500 and 500.
 LEARNS = """
-from spmdrl.config import AlgoConfig, Config, EnvConfig, OptimConfig
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig, OptimConfig
 
 config = Config(
     total_steps=102_400,
     env=EnvConfig(id="CartPole-v1", num_envs=8),
-    algo=AlgoConfig(
+    algo=Ppo(
         num_steps=32, gamma=0.98, gae_lambda=0.8, epochs=20, minibatches=1,
         clip_schedule="linear", clip_value=False, entropy_coef=0.0,
     ),
@@ -36,12 +37,13 @@ config = Config(
 THRESHOLD = 400.0
 
 SHORT = """
-from spmdrl.config import AlgoConfig, CheckpointConfig, Config, EnvConfig
+from spmdrl.algos import Ppo
+from spmdrl.config import CheckpointConfig, Config, EnvConfig
 
 config = Config(
     total_steps=10 * 4 * 32,
     env=EnvConfig(id="CartPole-v1", num_envs=4),
-    algo=AlgoConfig(num_steps=32, epochs=2, minibatches=2),
+    algo=Ppo(num_steps=32, epochs=2, minibatches=2),
     checkpoint=CheckpointConfig(every=4),
 )
 """

@@ -12,18 +12,14 @@ import numpy as np
 import optax
 import pytest
 
-from spmdrl.acting.collector import Collector
-from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
-from spmdrl.learning.stages import step_order
-from spmdrl.learning.update import init_train_state, make_update
-from spmdrl.nets import make_policy
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig, NetConfig, OptimConfig
+from spmdrl.learning.minibatches import Steps
 from spmdrl.nets.policy import variables_of
-from spmdrl.parallel.mesh import local_devices, make_mesh, replicate
-from spmdrl.parallel.sync import make_grad_sync
-from spmdrl.parallel.world import World
+from spmdrl.runtime.build import build_trainer
 from spmdrl.types import Rollout
 
-ALGO = AlgoConfig(num_steps=32, epochs=3, minibatches=4, entropy_coef=0.01, clip_value=True)
+ALGO = Ppo(num_steps=32, epochs=3, minibatches=4, entropy_coef=0.01, clip_value=True)
 CARTPOLE = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=8),
     algo=ALGO,
@@ -83,7 +79,8 @@ def learn_plainly(config: Config, policy: Any, params: Any, rollout: Rollout, ke
     advantage = advantages(config, rows, np.asarray(last_value))
     columns = {name: getattr(rows, name) for name in ("obs", "action", "log_prob", "value")}
     columns |= {"advantage": advantage, "target": advantage + rows.value}
-    order = step_order(jax.random.fold_in(key, 0), rollout.env_ids, algo.epochs, algo.num_steps)
+    selector = Steps(algo.epochs, algo.minibatches, algo.num_steps)
+    order = selector.order(jax.random.fold_in(key, 0), rollout.env_ids)
     optimizer = optax.chain(
         optax.clip_by_global_norm(optim.max_grad_norm),
         optax.adam(optim.lr, optim.adam_b1, optim.adam_b2, optim.adam_eps),
@@ -104,18 +101,13 @@ def learn_plainly(config: Config, policy: Any, params: Any, rollout: Rollout, ke
     "config", [CARTPOLE, SWING, PONG], ids=["cartpole", "halfcheetah, one torso", "pong"]
 )
 def test_an_update_equals_the_same_written_plainly(config):
-    mesh = make_mesh(local_devices(1))
-    collector = Collector(
-        config, partial(make_policy, config), mesh, range(config.env.num_envs), 1, 1
-    )
-    policy, key = collector.policy, jax.random.PRNGKey(5)
-    state = init_train_state(config, policy, collector.spec, jax.random.PRNGKey(0))
-    before = jax.tree.map(np.array, state.params)
-    state, act_key, key = replicate((state, jax.random.PRNGKey(3), key), mesh)
-    rollout, _ = collector.collect(state, act_key)
+    trainer = build_trainer(config)
+    policy, key = trainer.learner.policy, trainer.update_key
+    before = jax.tree.map(np.array, trainer.state.params)
+    rollout, _ = trainer.collect()
     expected = learn_plainly(config, policy, before, jax.device_get(rollout), key)
-    update = make_update(config, policy, make_grad_sync(config.sync, World(), 1), mesh)
-    learned, _ = update(state, rollout, key)
+    trainer.learn(rollout)
+    learned = trainer.state
     moved = max(
         np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (before, expected)), strict=True)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from spmdrl.config.rules import (
     FIXED,
@@ -22,9 +22,6 @@ from spmdrl.config.rules import (
     Share,
     at_least,
 )
-
-if TYPE_CHECKING:
-    from spmdrl.algos.base import Algorithm  # type only: algorithms stand above the config
 
 __all__ = [
     "EXIT_BAD_INPUT", "EXIT_FAULT", "EXIT_STOPPED", "AlgoConfig", "CheckpointConfig", "Config",
@@ -112,8 +109,8 @@ class AlgoConfig:
                 "algo=Ppo(...) with `from spmdrl.algos import Ppo`"
             )
 
-    def make(self) -> Algorithm:
-        """The algorithm with these settings."""
+    def make(self) -> Any:
+        """The `spmdrl.algos.Algorithm` with these settings."""
         raise NotImplementedError
 
 
