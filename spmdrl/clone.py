@@ -27,7 +27,7 @@ from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.topology import Topology
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
 from spmdrl.runtime.logger import Logger, write_json
-from spmdrl.runtime.rundir import CLONE_MARK, open_run, write_status
+from spmdrl.runtime.rundir import CLONE_MARK, close_run, open_run, write_status
 from spmdrl.runtime.validate import validate
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
@@ -276,6 +276,7 @@ def run(recording: Recording, config: Config, options: Options) -> None:
         raise
     finally:
         watchdog.stop()
+        close_run(place)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from spmdrl.parallel.topology import LaunchError, Topology
 from spmdrl.parallel.world import World, abort_all
 from spmdrl.runtime.logger import NullLogger, make_logger
 from spmdrl.runtime.loop import Stopped, train
-from spmdrl.runtime.rundir import RunDir, command_line, open_run, versions, write_status
+from spmdrl.runtime.rundir import RunDir, close_run, command_line, open_run, versions, write_status
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
@@ -76,6 +76,8 @@ def run_session(
         return abort_all(world, EXIT_FAULT)
     finally:
         watchdog.stop()
+        if run and world.is_root:
+            close_run(run)
 
 
 def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
