@@ -31,7 +31,7 @@ from spmdrl.runtime.evaluation import play, spread, summarize, write_result
 from spmdrl.runtime.files import write_json
 from spmdrl.runtime.hints import suggested
 from spmdrl.runtime.logger import Logger
-from spmdrl.runtime.rundir import CLONE_MARK, open_run, write_status
+from spmdrl.runtime.rundir import CLONE_MARK, close_run, open_run, write_status
 from spmdrl.runtime.validate import validate
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
@@ -286,6 +286,7 @@ def run(recording: Recording, config: Config, options: Options) -> None:
         raise
     finally:
         watchdog.stop()
+        close_run(place)
 
 
 @answer_errors()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -38,12 +39,47 @@ def test_a_published_program_is_found_by_the_next_process(environ):
     publish(environ)  # again: no harm
 
 
-def test_programs_that_hold_addresses_are_not_kept(environ):
+def test_private_programs_are_not_kept(environ):
     open_cache(environ)
-    for name in ("jit_collect-1", "jit_update_over_mpi-1", "jit_update-1"):
+    for name in ("jit_private_step-1", "jit_update-1"):
         program(environ, name)
     publish(environ)
     assert reopened(environ) == {"jit_update-1-cache"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_program_of_somebody_else_is_never_used(environ):
+    """These files are machine code."""
+    open_cache(environ)
+    program(environ, "jit_update-1")
+    publish(environ)
+    shared = Path(environ[VARIABLE]).parent
+    planted = shared / "jit_planted-1-cache"
+    planted.write_text("code")
+    os.chown(planted, 65534, 65534)
+    (shared / "jit_link-1-cache").symlink_to(planted)
+    assert reopened(environ) == {"jit_update-1-cache"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("whose", ["spmdrl", "spmdrl/programs-*"])
+def test_a_cache_of_somebody_else_is_not_used(environ, whose):
+    open_cache(environ)
+    (folder,) = Path(environ["XDG_CACHE_HOME"]).glob(whose)
+    os.chown(folder, 65534, 65534)
+    later = {"XDG_CACHE_HOME": environ["XDG_CACHE_HOME"]}
+    open_cache(later)
+    assert VARIABLE not in later
+
+
+def test_the_cache_is_private_whatever_the_umask(environ):
+    before = os.umask(0)
+    try:
+        open_cache(environ)
+    finally:
+        os.umask(before)
+    shared = Path(environ[VARIABLE]).parent
+    assert [stat.S_IMODE(f.stat().st_mode) for f in (shared, shared.parent)] == [0o700, 0o700]
 
 
 def test_the_cache_stays_below_its_limit(environ, monkeypatch):
@@ -104,3 +140,43 @@ def test_jax_finds_its_programs_again(environ):
 
     assert [run(), run()] == ["MISS", "HIT"]
     assert not list(Path(environ["XDG_CACHE_HOME"]).glob("spmdrl/*/.work-*"))  # tidied up
+
+
+# ---------------------------------------------------------------------------------------------
+# What a real training leaves
+
+CONFIG = str(Path(__file__).resolve().parents[1] / "configs" / "cartpole.py")
+TINY = ["--nprocs", "1", "--env.num-envs", "8", "--algo.num-steps", "16", "--total-steps", "256"]
+
+
+def train(run_dir: Path, **environment: str) -> None:
+    everything = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    subprocess.run(
+        [sys.executable, "-m", "spmdrl.train", CONFIG, *TINY, "--run-dir", str(run_dir)],
+        env=os.environ | everything | environment, capture_output=True, check=True,
+    )  # fmt: skip
+
+
+def with_simulator(folder: Path) -> dict[str, bool]:
+    """The programs by their functions' names, and whether envpool is called from inside."""
+    from jax._src.compilation_cache import decompress_executable
+
+    return {
+        file.name.rpartition("-")[0].rpartition("-")[0]: b"EnvPool"
+        in decompress_executable(file.read_bytes())
+        for file in folder.glob("*-cache")
+    }
+
+
+def test_a_training_publishes_its_update_and_no_program_with_a_simulator(environ, tmp_path):
+    for run in ("first", "second"):
+        train(tmp_path / run, **environ)
+    (shared,) = Path(environ["XDG_CACHE_HOME"]).glob("spmdrl/programs-*")
+    published = with_simulator(shared)
+    assert "jit_update" in published
+    assert not any(published.values())
+    # All programs, kept by jax itself: the search above does find a simulator where there is one.
+    train(tmp_path / "third", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "all"))
+    compiled = with_simulator(tmp_path / "all")
+    assert {name for name, found in compiled.items() if found} == {"jit_private_collect"}
+    assert published.keys() == compiled.keys() - {"jit_private_collect"}

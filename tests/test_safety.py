@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -99,11 +102,97 @@ def test_a_rank_killed_before_there_is_a_run_is_named_by_one_that_has_come_furth
     assert "rank 1 of 2" in capsys.readouterr().err
 
 
-def test_ranks_of_a_host_meet_in_a_folder_of_their_job():
-    job = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
-    assert start_folder({}) is None
-    assert start_folder(job).name.endswith("-17.0")
-    assert start_folder(job | {"PMIX_NAMESPACE": "prterun-a@1"}).name.endswith("-prterun-a-1")
+# ---------------------------------------------------------------------------------------------
+# Where the first heartbeats are kept
+
+JOB = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
+
+
+@pytest.fixture
+def user(tmp_path, monkeypatch):
+    """The environment of a user with a home and a place of his own for the session."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "run").mkdir(mode=0o700)
+    return JOB | {
+        "XDG_RUNTIME_DIR": str(tmp_path / "run"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+
+
+def test_ranks_of_a_job_meet_in_a_folder_of_their_own(user, tmp_path):
+    folder = start_folder(user)
+    assert folder is not None
+    assert folder.name == "job-17.0"
+    assert folder.is_relative_to(tmp_path / "run")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert start_folder(user) == folder  # the next rank
+    other = start_folder(user | {"PMIX_NAMESPACE": "prterun-a@1"})
+    assert other is not None
+    assert other.name == "job-prterun-a-1"
+
+
+def test_without_a_job_there_is_no_folder(user):
+    assert start_folder({k: v for k, v in user.items() if k not in JOB}) is None
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770])
+def test_the_cache_serves_where_the_runtime_directory_is_not_private(user, tmp_path, mode):
+    (tmp_path / "run").chmod(mode)
+    folder = start_folder(user)
+    assert folder is not None
+    assert folder.is_relative_to(tmp_path / "cache")
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+
+
+def test_nothing_is_put_into_the_shared_temporary_directory(user, tmp_path):
+    for leave_out in ("XDG_RUNTIME_DIR", "none of them"):
+        folder = start_folder({k: v for k, v in user.items() if k != leave_out})
+        Watchdog(0, 2, folder).start().stop()
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_planted_link_is_not_followed(user, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "run" / "spmdrl").symlink_to(tmp_path / "planted")
+    assert start_folder(user) is None
+    (tmp_path / "run" / "spmdrl").unlink()
+
+    folder = start_folder(user)
+    assert folder is not None
+    for name in ("rank-0.tmp", "rank-0.json"):
+        (folder / name).symlink_to(victim)
+    Watchdog(0, 2, folder)._beat()
+    assert victim.read_text() == "precious"
+    assert json.loads((folder / "rank-0.json").read_text())["phase"] == "start"
+
+
+def test_a_beat_behind_a_link_is_not_read(tmp_path):
+    beat(tmp_path, 0, alive())
+    (tmp_path / "rank-1.json").symlink_to(tmp_path / "rank-0.json")
+    watchdog = Watchdog(0, 2, tmp_path)
+    assert watchdog._read(0) is not None
+    assert watchdog._read(1) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("whose", ["spmdrl", "spmdrl/jobs", "spmdrl/jobs/job-17.0"])
+def test_a_folder_of_somebody_else_is_not_used(user, tmp_path, whose):
+    start_folder(user)
+    os.chown(tmp_path / "run" / whose, 65534, 65534)
+    assert start_folder(user) is None
+
+
+def test_folders_of_killed_jobs_are_dropped_after_a_day(user):
+    old = start_folder(user)
+    assert old is not None
+    beat(old, 0, alive())
+    yesterday = time.time() - 2 * 86400
+    os.utime(old, (yesterday, yesterday))
+    start_folder(user | {"SLURM_STEP_ID": "1"})
+    assert not old.exists()
 
 
 # ---------------------------------------------------------------------------------------------

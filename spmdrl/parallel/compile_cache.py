@@ -19,6 +19,8 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from spmdrl.parallel.own_folder import cache_folder, is_own_file, own_folder
+
 __all__ = ["open_cache", "private_jit", "publish"]
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
@@ -32,16 +34,17 @@ def open_cache(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let jax work in a folder of its own, filled from the cache; what the user set stays."""
     if VARIABLE in environ or environ.get("JAX_ENABLE_COMPILATION_CACHE", "").lower() == "false":
         return
-    shared = _shared_folder(environ)
+    shared = own_folder(cache_folder(environ), f"programs-{_processor()}")
+    if shared is None:
+        return  # no cache, no harm: a read-only home, or somebody else's folder
     try:
-        shared.mkdir(parents=True, exist_ok=True)
         _prune(shared)
         work = Path(tempfile.mkdtemp(prefix=WORK, dir=shared))
         for entry in _entries(shared):
             with contextlib.suppress(FileNotFoundError):  # another process has just pruned it
                 os.link(entry, work / entry.name)
     except OSError:
-        return  # no cache, no harm: a read-only home, or a file system without links
+        return  # a file system without links, or one that is full
     atexit.register(shutil.rmtree, work, ignore_errors=True)
     environ[VARIABLE] = str(work)
     environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
@@ -75,13 +78,8 @@ def private_jit(function: Callable[..., Any], **options: Any) -> Any:
     return jax.jit(private, **options)
 
 
-def _shared_folder(environ: MutableMapping[str, str]) -> Path:
-    """One for each kind of processor: programs made for one may not run on another."""
-    home = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "spmdrl" / f"programs-{_processor()}"
-
-
 def _processor() -> str:
+    """What kind it is: programs made for one may not run on another."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         kinds = sorted({n for n in lines if n.startswith(("flags", "Features", "model name"))})
@@ -90,7 +88,9 @@ def _processor() -> str:
 
 
 def _entries(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if file.name.endswith("-cache")]
+    """The programs in it; only those of this user, for they are going to be executed."""
+    named = [file for file in folder.iterdir() if file.name.endswith("-cache")]
+    return [file for file in named if is_own_file(file)]
 
 
 def _prune(shared: Path) -> None:

@@ -1,7 +1,4 @@
-"""The run directory: made on rank 0, explains itself, and is found again on resume.
-
-Public names: `RunDir`, `open_run`, `check_run_dir`, `read_run`, `write_status`.
-"""
+"""The run directory: made on rank 0, explains itself, and is found again on resume."""
 
 from __future__ import annotations
 
@@ -18,8 +15,22 @@ from pathlib import Path
 from typing import Literal
 
 from spmdrl.config import AlgoConfig, Config, ConfigError, changes, from_json, to_json
+from spmdrl.runtime import lock
 from spmdrl.runtime.files import replace_text, write_json
 from spmdrl.runtime.hints import suggested
+
+__all__ = [
+    "CLONE_MARK",
+    "RunDir",
+    "State",
+    "check_run_dir",
+    "close_run",
+    "command_line",
+    "open_run",
+    "read_run",
+    "versions",
+    "write_status",
+]
 
 PACKAGES = (
     "spmdrl", "jax", "jaxlib", "flax", "optax",
@@ -27,7 +38,7 @@ PACKAGES = (
 )  # fmt: skip
 
 # What a run leaves that was killed while it made its directory.
-UNFINISHED = {"versions.json", ".versions.json.tmp", ".config.json.tmp"}
+UNFINISHED = {lock.LOCK_NAME, "versions.json", ".versions.json.tmp", ".config.json.tmp"}
 CLONE_MARK = "clone.json"  # in a run that spmdrl.clone made: it has no optimiser to go on with
 
 
@@ -39,25 +50,40 @@ class RunDir:
 
 
 def open_run(config: Config) -> RunDir:
-    """Create the run directory, or open the one that is there. Rank 0 only."""
+    """Create the run directory, or open the one that is there, and lock it. Rank 0 only.
+
+    The lock is kept until `close_run`, or for the life of this process.
+    """
     check_run_dir(config)
     path = Path(config.run_dir) if config.run_dir else _new_path(config)
-    if config.restart and path.exists():
-        _move_aside(path)
-    if (path / "config.json").exists():
-        return _reopen(path, config)
-    run_id = path.name if not config.run_dir else f"{path.name}-{secrets.token_hex(2)}"
+    _make_and_lock(path, config.restart)
     try:
+        _check_content(path, config)  # again: it may be another job's work of the last moment
+        if (path / "config.json").exists():
+            return _reopen(path, config)
+        run_id = path.name if not config.run_dir else f"{path.name}-{secrets.token_hex(2)}"
+        _write_config(path, config, run_id)
+        return RunDir(path, run_id, resumed=False)
+    except BaseException:
+        lock.release(path)
+        raise
+
+
+def close_run(run: RunDir) -> None:
+    """Let another job have the directory."""
+    lock.release(run.path)
+
+
+def _make_and_lock(path: Path, restart: bool) -> None:
+    try:
+        if restart and path.exists():
+            _move_aside(path)
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
+        lock.take(path)
     except OSError as error:
         raise ConfigError(
             f"run_dir {path} cannot be written ({error.strerror}); choose another with --run-dir"
         ) from error
-    _write_config(path, config, run_id)
-    return RunDir(path, run_id, resumed=False)
 
 
 def check_run_dir(config: Config) -> None:
@@ -66,6 +92,11 @@ def check_run_dir(config: Config) -> None:
     _check_writable(path)
     if config.run_dir is None or not path.exists():
         return
+    lock.check_free(path)
+    _check_content(path, config)
+
+
+def _check_content(path: Path, config: Config) -> None:
     if not (path / "config.json").exists():
         if any(file.name not in UNFINISHED for file in path.iterdir()):
             raise ConfigError(
@@ -112,8 +143,10 @@ def _new_path(config: Config) -> Path:
 
 
 def _move_aside(path: Path) -> None:
+    lock.take(path)  # else it would be moved away under a job that has just begun
     aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
     os.rename(path, aside)
+    lock.release(aside)
 
 
 def _write_config(path: Path, config: Config, run_id: str) -> None:

@@ -19,7 +19,15 @@ from spmdrl.parallel.world import World, abort_all
 from spmdrl.runtime.build import Trainer, build_trainer
 from spmdrl.runtime.logger import NullLogger, make_logger
 from spmdrl.runtime.loop import Stopped, TrainingLoop
-from spmdrl.runtime.rundir import RunDir, State, command_line, open_run, versions, write_status
+from spmdrl.runtime.rundir import (
+    RunDir,
+    State,
+    close_run,
+    command_line,
+    open_run,
+    versions,
+    write_status,
+)
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
@@ -47,6 +55,7 @@ def run_session(
         return session.failed(error)
     finally:
         watchdog.stop()
+        session.close()
 
 
 class Session:
@@ -116,6 +125,10 @@ class Session:
             write_status(self._run.path, "failed", f"rank {world.rank}, {where}: {reason}")
         self._watchdog.stop()
         return abort_all(world, EXIT_FAULT)
+
+    def close(self) -> None:
+        if self._run and self._world.is_root:
+            close_run(self._run)
 
     def _write_status(self, state: State, reason: str = "") -> None:
         if self._world.is_root and self._run:

@@ -9,10 +9,11 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
+import stat
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -21,8 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from spmdrl.config import EXIT_FAULT
+from spmdrl.parallel.own_folder import cache_folder, own_folder, read_own, write_own
 
 __all__ = ["Watchdog", "is_running", "report_fault", "start_folder"]
+
+DAY = 86400.0  # seconds
 
 
 class Watchdog:
@@ -78,7 +82,7 @@ class Watchdog:
     def _forget(self, folder: Path | None) -> None:
         if folder is not None:
             with contextlib.suppress(OSError):
-                _file(folder, self._rank).unlink()
+                _file(folder, self._rank).unlink(missing_ok=True)
                 folder.rmdir()  # by the last of the ranks
 
     def _watch(self) -> None:
@@ -106,17 +110,14 @@ class Watchdog:
             "pid": os.getpid(),
         }
         with contextlib.suppress(OSError):
-            file = _file(self._folder, self._rank)
-            temporary = file.with_suffix(".tmp")
-            temporary.write_text(json.dumps(beat))
-            os.replace(temporary, file)
+            write_own(_file(self._folder, self._rank), json.dumps(beat))
 
     def _read(self, rank: int) -> dict[str, Any] | None:
         if self._folder is None or self._earlier is None:
             return None
         for folder in (self._folder, self._earlier):
             with contextlib.suppress(OSError, ValueError):
-                beat: dict[str, Any] = json.loads(_file(folder, rank).read_text())
+                beat: dict[str, Any] = json.loads(read_own(_file(folder, rank)))
                 return beat
         return None
 
@@ -194,17 +195,40 @@ def _file(folder: Path, rank: int) -> Path:
 
 
 def start_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where this host's ranks keep their heartbeats before there is a run; None if none is known.
+    """Where this job's ranks keep their heartbeats before there is a run; None if none is safe.
 
-    A rank that is killed while it still imports jax shall be named too.
+    A rank that is killed while it still imports jax shall be named too. The job's name can be
+    guessed, so the folder stands where no other user can write.
     """
     job = environ.get("PMIX_NAMESPACE")
     if job is None and "SLURM_STEP_ID" in environ:
         job = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     if job is None:
         return None
-    name = re.sub(r"[^\w.-]", "-", f"spmdrl-{os.getuid()}-{job}")
-    return Path(tempfile.gettempdir()) / name
+    base = own_folder(_user_folder(environ), "jobs")
+    if base is None:
+        return None
+    _prune(base)
+    return own_folder(base, re.sub(r"[^\w.-]", "-", f"job-{job}"))
+
+
+def _user_folder(environ: Mapping[str, str]) -> Path:
+    """On this host and gone at logout, where there is such a place; else in the user's cache."""
+    runtime = Path(environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
+    with contextlib.suppress(OSError):
+        found = os.lstat(runtime)
+        private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+        if private and found.st_uid == os.geteuid():
+            return runtime / "spmdrl"
+    return cache_folder(environ)
+
+
+def _prune(base: Path) -> None:
+    """Drop the folders that killed jobs left."""
+    for folder in base.iterdir():
+        with contextlib.suppress(OSError):  # another rank does the same at this moment
+            if time.time() - os.lstat(folder).st_mtime > DAY:
+                shutil.rmtree(folder)
 
 
 def is_running(pid: int) -> bool:
