@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spmdrl import api
+from spmdrl.parallel import mpi
 
 
 def brought_by(rank: int) -> dict[str, np.ndarray]:
