@@ -1,9 +1,10 @@
 """All results on one page: benchmarks/results/report.html, which needs no other file.
 
-    python benchmarks/report.py                         # takes a second, measures nothing
+    python -m benchmarks.report                         # takes a second, measures nothing
 
 Reads every benchmarks/results/NAME.md, its NAME.json for the machine and the date, and NAME.png for
-the picture, besides docs/scaling.png if it is there. Pictures are inside of the page.
+the picture, besides docs/scaling.png if it is there. Pictures are part of the page. It is not
+committed: make it when you want to read it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import base64
 import html
 import json
-import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, ROOT, arguments
+from markdown_it import MarkdownIt
+
+from benchmarks.lib.common import RESULTS, ROOT, arguments
 
 TITLES = {
     "throughput": "Throughput beside its limits",
@@ -30,9 +32,10 @@ TITLES = {
     "comm": "Communication of one update",
     "compile": "Until the first update",
     "memory": "Peak memory",
-    "profile": "Where the time of an iteration goes",
+    "parts": "Where the time of an iteration goes",
     "tuning": "What was changed for speed, and what did not help",
     "deterministic": "The cost of equal bits",
+    "old_new": "Two versions of the trainer in turns",
     "overlap": "Collecting while learning",
     "checkpointing": "The cost of checkpoints",
     "faults": "When a rank breaks",
@@ -101,147 +104,20 @@ def committed(file: Path) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# Markdown: as much of it as the results use
+# The page
+
+STYLE = Path(__file__).with_name("lib") / "report.css"
+TOP_LEVEL = 3  # of a section's own headings: h1 is the page, h2 the section
 
 
 def to_html(markdown: str) -> str:
-    """Headings, tables, lists, code blocks and paragraphs."""
-    lines, out = markdown.splitlines(), []
-    while lines:
-        if not lines[0].strip():
-            lines.pop(0)
-        elif lines[0].startswith("```"):
-            out.append(code_block(take_code(lines)))
-        elif lines[0].startswith("|"):
-            out.append(table_html(take_while(lines, "|")))
-        elif match := re.match(r"(#+) +(.*)", lines[0]):
-            level = min(6, max(3, len(match[1])))  # h1 is the page, h2 the section
-            out.append(f"<h{level}>{inline(match[2])}</h{level}>")
-            lines.pop(0)
-        elif lines[0].startswith("- "):
-            items = "".join(f"<li>{inline(item)}</li>" for item in take_items(lines))
-            out.append(f"<ul>{items}</ul>")
-        else:
-            out.append(f"<p>{inline(' '.join(take_paragraph(lines)))}</p>")
-    return "\n".join(out)
-
-
-def take_code(lines: list[str]) -> list[str]:
-    lines.pop(0)
-    taken = []
-    while lines and not lines[0].startswith("```"):
-        taken.append(lines.pop(0))
-    if lines:
-        lines.pop(0)
-    return taken
-
-
-def take_while(lines: list[str], start: str) -> list[str]:
-    taken = []
-    while lines and lines[0].startswith(start):
-        taken.append(lines.pop(0))
-    return taken
-
-
-def take_items(lines: list[str]) -> list[str]:
-    """A line that is indented belongs to the item before it."""
-    items: list[str] = []
-    while lines and lines[0].startswith(("- ", "  ")):
-        line = lines.pop(0)
-        if line.startswith("- "):
-            items.append(line[2:])
-        else:
-            items[-1] += f" {line.strip()}"
-    return items
-
-
-def take_paragraph(lines: list[str]) -> list[str]:
-    taken = [lines.pop(0).strip()]
-    while lines and lines[0].strip() and not re.match(r"\||#+ |- |```", lines[0]):
-        taken.append(lines.pop(0).strip())
-    return taken
-
-
-def code_block(lines: Sequence[str]) -> str:
-    return f"<pre><code>{html.escape(chr(10).join(lines))}</code></pre>"
-
-
-def inline(text: str) -> str:
-    """Code first: what is inside of it stays as it is."""
-    parts = re.split(r"(`[^`]+`)", text)
-    return "".join(
-        f"<code>{html.escape(part[1:-1])}</code>"
-        if len(part) > 2 and part.startswith("`")
-        else marks(html.escape(part))
-        for part in parts
-    )
-
-
-def marks(text: str) -> str:
-    text = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
-    text = re.sub(r"(?<!\w)\*([^*\s][^*]*)\*(?!\w)", r"<em>\1</em>", text)
-    return re.sub(r"\[([^\]]+)\]\((https?://[^)\s]+)\)", r'<a href="\2">\1</a>', text)
-
-
-def table_html(lines: Sequence[str]) -> str:
-    header, *rows = [cells(line) for line in lines]
-    rows = [row for row in rows if not all(re.fullmatch(r":?-+:?", cell) for cell in row)]
-    right = [numeric([row[i] for row in rows if i < len(row)]) for i in range(len(header))]
-
-    def row_html(row: Sequence[str], tag: str) -> str:
-        inside = []
-        for i, cell in enumerate(row):
-            number = ' class="number"' if i < len(right) and right[i] else ""
-            inside.append(f"<{tag}{number}>{inline(cell)}</{tag}>")
-        return f"<tr>{''.join(inside)}</tr>"
-
-    head, body = row_html(header, "th"), "\n".join(row_html(row, "td") for row in rows)
-    inside = f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>"
-    return f'<div class="table"><table>\n{inside}\n</table></div>'
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def numeric(column: Sequence[str]) -> bool:
-    """Whether a column holds numbers, here and there with a dash for a missing one."""
-    filled = [cell for cell in column if cell not in ("", "–", "-")]
-    return bool(filled) and all(re.match(r"[+-]?\d[\d,.]*\s*(%|$|\()", cell) for cell in filled)
-
-
-# ---------------------------------------------------------------------------------------------
-# The page
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2329; --soft: #59636e; --line: #d8dee4;
-  --paper: #ffffff; --tint: #f4f6f8; --link: #0757b8; }
-@media (prefers-color-scheme: dark) { :root { --ink: #dfe5ea; --soft: #98a3ad; --line: #343b42;
-  --paper: #15191d; --tint: #1d2227; --link: #79b4ff; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 68rem; background: var(--paper);
-  color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.9rem; margin: 0 0 .25rem; }
-h2 { font-size: 1.35rem; margin: 3rem 0 .25rem; padding-top: 1rem;
-  border-top: 1px solid var(--line); }
-h3 { font-size: 1.05rem; margin: 1.75rem 0 .25rem; }
-p, li { max-width: 46rem; }
-a { color: var(--link); }
-.about { color: var(--soft); font-size: .85rem; margin: .25rem 0 1rem; }
-nav ul { columns: 2 18rem; padding-left: 1.2rem; }
-.table { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .4rem .75rem; border-bottom: 1px solid var(--line); text-align: left;
-  vertical-align: top; }
-th { background: var(--tint); font-weight: 600; vertical-align: bottom; }
-.number { text-align: right; }
-td.number { white-space: nowrap; }
-code { background: var(--tint); border-radius: 4px; padding: .1em .3em; font-size: .9em; }
-pre { background: var(--tint); border-radius: 8px; padding: 1rem; overflow-x: auto; }
-pre code { background: none; padding: 0; }
-img { display: block; max-width: 100%; height: auto; margin: 1rem 0; padding: .5rem;
-  background: #ffffff; border: 1px solid var(--line); border-radius: 8px; }
-"""
+    """By the rules of CommonMark, with tables; HTML in the text is shown, not obeyed."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = parser.parse(markdown)
+    for token in tokens:
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{max(TOP_LEVEL, int(token.tag[1:]))}"
+    return parser.renderer.render(tokens, parser.options, {})
 
 
 def picture(path: Path, title: str) -> str:
@@ -259,11 +135,11 @@ def page(found: Sequence[Section]) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>spmdrl: benchmarks</title>
-<style>{STYLE}</style>
+<style>{STYLE.read_text()}</style>
 </head>
 <body>
 <h1>spmdrl: benchmarks</h1>
-<p class="about">Put together {made} by <code>python benchmarks/report.py</code> from the files in
+<p class="about">Put together {made} by <code>python -m benchmarks.report</code> from the files in
 <code>benchmarks/results</code>. Each section says when and on what it was measured.</p>
 <nav aria-label="Contents">
 <ul>

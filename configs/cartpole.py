@@ -5,13 +5,14 @@ python -m spmdrl.train configs/cartpole.py
 One core: less than half a minute. Return 500 at the end (seeds 1 to 3: 500, 500, 500).
 """
 
-from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig, NetConfig, OptimConfig
 
 config = Config(
     total_steps=500_000,
     env=EnvConfig(id="CartPole-v1", num_envs=4),
     net=NetConfig(hidden=(64, 64), activation="tanh", shared=False),
-    algo=AlgoConfig(
+    algo=Ppo(
         num_steps=128,
         gamma=0.99,
         gae_lambda=0.95,

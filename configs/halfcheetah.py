@@ -5,13 +5,14 @@ python -m spmdrl.train configs/halfcheetah.py
 One core: 2 minutes. Return about 2100 at the end (seeds 1 to 3: 1726, 1799, 2789).
 """
 
-from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig, NetConfig, OptimConfig
 
 config = Config(
     total_steps=1_000_000,
     env=EnvConfig(id="HalfCheetah-v4", num_envs=1, normalize_obs=True, normalize_reward=True),
     net=NetConfig(hidden=(64, 64), activation="tanh", shared=False, log_std_init=0.0),
-    algo=AlgoConfig(
+    algo=Ppo(
         num_steps=2048,
         gamma=0.99,
         gae_lambda=0.95,

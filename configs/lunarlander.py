@@ -5,13 +5,14 @@ python -m spmdrl.train configs/lunarlander.py
 One core: 1 minute. Return 264 at the end (seed 1).
 """
 
-from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig, NetConfig, OptimConfig
 
 config = Config(
     total_steps=1_000_000,
     env=EnvConfig(id="LunarLander-v3", num_envs=16),
     net=NetConfig(hidden=(64, 64), activation="tanh", shared=False),
-    algo=AlgoConfig(
+    algo=Ppo(
         num_steps=1024,
         gamma=0.999,
         gae_lambda=0.98,

@@ -6,13 +6,14 @@ Ten million steps: about six hours on two cores, at 466 steps/s. Run for a few u
 published for these settings: 20.4.
 """
 
-from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig, NetConfig, OptimConfig
 
 config = Config(
     total_steps=10_000_000,
     env=EnvConfig(id="Pong-v5", num_envs=8, options={"episodic_life": True}, reward="sign"),
     net=NetConfig(torso="nature_cnn", shared=True),
-    algo=AlgoConfig(
+    algo=Ppo(
         num_steps=128,
         gamma=0.99,
         gae_lambda=0.95,

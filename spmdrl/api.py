@@ -62,7 +62,7 @@ def allmean(tree: Any) -> Any:
     flat, restore = jax.flatten_util.ravel_pytree(tree)
     if isinstance(flat, jax.core.Tracer):
         return restore(mpi.allreduce(flat) / size())
-    total = mpi.within_reach(mpi.allreduce)(flat)
+    total = mpi.through_host(mpi.allreduce)(flat)
     return restore(jax.device_put(total / size(), flat.sharding))
 
 

@@ -2,7 +2,7 @@
 
 Behaviour cloning: the recorded run's networks maximise the likelihood of the recorded actions. What
 is written is a run directory, so that `spmdrl.evaluate`, `spmdrl.record` and `spmdrl.runs` work on
-it as on any other. Public names: `Options`, `clone`, `observation_moments`, `main`.
+it as on any other.
 """
 
 from __future__ import annotations
@@ -20,26 +20,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import tyro
 
-from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, LogConfig
-from spmdrl.episodes import Batches, Recording
-from spmdrl.evaluate import play, summarize
-from spmdrl.parallel.topology import Topology, prepare_process
+from spmdrl.cli import EXIT_INTERRUPTED, answer_errors, complain
+from spmdrl.config import EXIT_FAULT, Config, ConfigError, LogConfig
+from spmdrl.episodes import Batches, Recording, obs_in
+from spmdrl.options import check_positive, parse
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.topology import Topology
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
-from spmdrl.runtime.logger import Logger, write_json
+from spmdrl.runtime.evaluation import play, spread, summarize, write_result
+from spmdrl.runtime.files import write_json
+from spmdrl.runtime.hints import suggested
+from spmdrl.runtime.logger import Logger
 from spmdrl.runtime.rundir import CLONE_MARK, open_run, write_status
 from spmdrl.runtime.validate import validate
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
 if TYPE_CHECKING:
     from spmdrl.nets import Policy
-    from spmdrl.types import Moments
+    from spmdrl.types import EnvSpec, Moments
 
-EXIT_INTERRUPTED = 130
+__all__ = ["Options", "clone", "main", "observation_moments"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train a policy to act as in recorded episodes (behaviour cloning)."""
+    """Train a policy to act as in recorded episodes (behaviour cloning).
+
+    Writes a run directory that the other commands take like any other, and eval.json in it.
+    """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA_DIR")]
     """Recording made by spmdrl.record."""
@@ -63,9 +71,7 @@ class Options:
 
 def plan(options: Options) -> tuple[Recording, Config]:
     """Check the options and the recording; the config of the run to come. Changes nothing."""
-    for name in ("epochs", "batch_size", "eval_episodes"):
-        if getattr(options, name) < 1:
-            raise ConfigError(f"{name} is {getattr(options, name)}, but must be at least 1")
+    check_positive(options, "epochs", "batch_size", "eval_episodes")
     out = Path(options.run_dir)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(
@@ -92,15 +98,23 @@ def plan(options: Options) -> tuple[Recording, Config]:
 # Learning
 
 
-def observation_moments(recording: Recording, shape: tuple[int, ...]) -> Moments:
-    """Count, mean and squared deviations of all recorded observations, summed in float64."""
+def observation_moments(recording: Recording, spec: EnvSpec) -> Any:
+    """Moments of all recorded vectors, in the form in which a policy expects them."""
+    parts = {name: part for name, part in spec.parts.items() if not part.is_image}
+    found = {name: part_moments(recording, name, part.shape) for name, part in parts.items()}
+    return found.get("", found)
+
+
+def part_moments(recording: Recording, name: str, shape: tuple[int, ...]) -> Moments:
+    """Count, mean and squared deviations of one recorded array, summed in float64."""
     from spmdrl.types import Moments
 
     def total(function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         sums = np.zeros(shape, np.float64)
         for episode in recording.episodes:
             arrays = recording.arrays(episode)
-            sums += function(arrays["obs"][arrays["valid"]].astype(np.float64)).sum(0)
+            rows = obs_in(arrays)[name][arrays["valid"]]
+            sums += function(rows.astype(np.float64)).sum(0)
         return sums
 
     mean = total(lambda obs: obs) / recording.num_steps
@@ -110,34 +124,34 @@ def observation_moments(recording: Recording, shape: tuple[int, ...]) -> Moments
 
 
 def negative_log_likelihood(
-    policy: Policy, params: Any, obs_moments: Moments, obs: Any, action: Any
+    policy: Policy, params: Any, obs_moments: Any, obs: Any, action: Any
 ) -> Any:
     """Mean over the batch of -log p(action | observation)."""
     import jax.numpy as jnp
 
     from spmdrl.nets.policy import variables_of
 
-    rows = obs.shape[0]
+    rows = action.shape[0]
     _, dist_params, _ = policy.apply(
         variables_of(params, obs_moments), policy.initial_carry(rows), obs, jnp.zeros(rows, bool)
     )
     return -policy.dist.log_prob(dist_params, action).mean()
 
 
-def make_step(config: Config, policy: Policy, obs_moments: Moments) -> tuple[Any, Any]:
+def make_step(config: Config, policy: Policy, obs_moments: Any) -> tuple[Any, Any]:
     """`(init, step)`: the optimiser's first state, and one compiled gradient step."""
     import jax
+    from jax.flatten_util import ravel_pytree
 
-    from spmdrl.learning.update import make_optimizer
+    from spmdrl.learning.optimizer import make_optimizer
 
-    optimizer, lr = make_optimizer(config), config.optim.lr
+    optimizer, lr = make_optimizer(config.optim), config.optim.lr
 
     def step(params: Any, opt_state: Any, obs: Any, action: Any) -> tuple[Any, Any, Any]:
         loss, grads = jax.value_and_grad(
             lambda p: negative_log_likelihood(policy, p, obs_moments, obs, action)
         )(params)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return jax.tree.map(lambda p, u: p - lr * u, params, updates), opt_state, loss
+        return *optimizer.step(ravel_pytree(grads)[0], opt_state, params, lr), loss
 
     return optimizer.init, jax.jit(step, donate_argnums=(0, 1))
 
@@ -165,9 +179,9 @@ def clone(
 
     spec = recording.spec()
     policy = make_policy(config, spec)
-    obs_moments = moments.init((0,))
+    obs_moments = moments.of_observations(False, spec)
     if config.env.normalize_obs:
-        obs_moments = observation_moments(recording, spec.obs_shape)
+        obs_moments = observation_moments(recording, spec)
     params = policy.init(jax.random.key(config.seed))
     init, step = make_step(config, policy, obs_moments)
     opt_state = init(params)
@@ -182,8 +196,8 @@ def clone(
     return checkpointer.path(options.epochs)
 
 
-def snapshot(epoch: int, params: Any, obs_moments: Moments) -> Snapshot:
-    from spmdrl.learning.update import params_sha256
+def snapshot(epoch: int, params: Any, obs_moments: Any) -> Snapshot:
+    from spmdrl.learning.state import params_sha256
 
     meta = {"step": epoch, "return_mean": None, "params_sha256": params_sha256(params)}
     model = {"params": params, "obs_moments": obs_moments}
@@ -226,12 +240,9 @@ class EpochLines:
 def judge(config: Config, checkpoint: Path, run_dir: Path, recording: Recording) -> dict[str, Any]:
     """Play the clone, write eval.json and say how it compares."""
     result = summarize(play(config, checkpoint), config, checkpoint)
-    write_json(run_dir / "eval.json", result)
+    write_result(run_dir, result)
     recorded = np.mean([episode.episode_return for episode in recording.episodes])
-    print(
-        f"{config.env.id}: return {result['return_mean']:.1f} ± {result['return_std']:.1f} over "
-        f"{result['episodes']} episodes; the recorded ones have {recorded:.1f}"
-    )
+    print(f"{config.env.id}: {spread(result)}; the recorded ones have {recorded:.1f}")
     return result
 
 
@@ -277,23 +288,23 @@ def run(recording: Recording, config: Config, options: Options) -> None:
         watchdog.stop()
 
 
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
-    options = tyro.cli(Options, args=argv, prog="python -m spmdrl.clone")
+    options = parse(Options, "clone", argv)
     try:
         recording, config = plan(options)
         prepare_process(Topology(), devices=1)
         run(recording, config, options)
-    except ConfigError as error:
-        print(f"spmdrl: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    except ConfigError:
+        raise
     except KeyboardInterrupt:
-        print(f"spmdrl: interrupted; {options.run_dir} keeps its last epoch", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        said = f"interrupted; {options.run_dir} keeps its last epoch"
+        return complain(said, EXIT_INTERRUPTED)
     except Exception as error:
         report_fault(0, 1, "cloning", error)
         return EXIT_FAULT
     print(f"results   {options.run_dir}")
-    print(f"evaluate  python -m spmdrl.evaluate {options.run_dir}")
+    print(f"evaluate  {suggested('evaluate', options.run_dir)}")
     return 0
 
 

@@ -1,11 +1,7 @@
-"""What works on this machine, what does not, and the fix: `python -m spmdrl.doctor`.
-
-Public names: `main`, `CHECKS`.
-"""
+"""What works on this machine, what does not, and the fix: `python -m spmdrl.doctor`."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import os
 import subprocess
@@ -13,10 +9,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from spmdrl.cli import answer_errors
 from spmdrl.config import EXIT_FAULT
-from spmdrl.parallel.topology import cores, detect, find_mpirun, mpirun_command
+from spmdrl.options import parse
+from spmdrl.parallel.spawn import find_mpirun, mpirun_command
+from spmdrl.parallel.topology import cores, detect
+
+__all__ = ["CHECKS", "main"]
 
 ALLREDUCE = """
 import jax.numpy as jnp, mpi4jax
@@ -128,16 +130,22 @@ def _last_line(text: str) -> str:
     return lines[-1].strip() if lines else "no message"
 
 
+@dataclass(frozen=True)
+class Options:
+    """Check this installation and suggest fixes.
+
+    Tries Python, jax, envpool, the launcher, MPI, an allreduce of two ranks, the disk and Slurm.
+    """
+
+
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m spmdrl.doctor", description="Say what works here, and how to mend the rest."
-    )
-    parser.parse_args(argv)
+    parse(Options, "doctor", argv)
     broken = 0
     for name, check in CHECKS.items():
         try:
             print(f"ok    {name:<10} {check()}", flush=True)
-        except Exception as error:  # the doctor reports everything, and goes on
+        except Exception as error:  # the doctor reports everything
             broken += 1
             print(f"FAIL  {name:<10} {error}", flush=True)
     print("everything needed works" if not broken else f"{broken} problem(s)")

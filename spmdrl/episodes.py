@@ -1,8 +1,7 @@
 """Recorded episodes on disk: what a recording is, and reading it in shuffled batches.
 
-A recording is a folder with one safetensors file an episode and an `index.json`, written last.
-Observations are mapped into memory, so a recording may be larger than that. Public names:
-`Recording`, `Batches`, `Episode`, `write_episode`, `write_index`, `describe_spec`.
+A recording is a folder with one safetensors file per episode and an `index.json`, written last.
+Observations are mapped into memory, so a recording may be larger than that.
 """
 
 from __future__ import annotations
@@ -22,7 +21,12 @@ from spmdrl.config import Config, ConfigError, from_json
 from spmdrl.runtime.checkpoint import write_file
 
 if TYPE_CHECKING:  # it brings flax; a reader of data needs only numpy
-    from spmdrl.types import EnvSpec
+    from spmdrl.types import EnvSpec, ObsPart
+
+__all__ = [
+    "Batches", "Episode", "Recording", "describe_spec", "named_obs", "obs_in", "write_episode",
+    "write_index",
+]  # fmt: skip
 
 FORMAT = "spmdrl-episodes-1"
 INDEX = "index.json"
@@ -63,7 +67,7 @@ def write_episode(
     folder: Path, worker: int, number: int, seed: int, arrays: dict[str, np.ndarray]
 ) -> Episode:
     """One episode as a file that is whole or not there."""
-    assert set(arrays) == ARRAYS
+    assert {name.partition("/")[0] for name in arrays} == ARRAYS
     file = folder / f"worker-{worker:02d}-episode-{number:06d}.safetensors"
     contiguous = {k: np.ascontiguousarray(v).reshape(v.shape) for k, v in arrays.items()}
     valid = arrays["valid"]
@@ -87,9 +91,12 @@ def describe_spec(spec: EnvSpec) -> dict[str, Any]:
             return None
         return [float(x) if math.isfinite(x) else None for x in np.ravel(value)]
 
-    action = spec.action
+    def described(part: ObsPart) -> dict[str, Any]:
+        return {"shape": list(part.shape), "dtype": str(part.dtype)}
+
+    action, parts = spec.action, {name: described(part) for name, part in spec.parts.items()}
     return {
-        "obs": {"shape": list(spec.obs_shape), "dtype": str(spec.obs_dtype)},
+        "obs": parts.get("", {"parts": parts}),
         "action": {
             "kind": action.kind,
             "shape": list(action.shape),
@@ -135,9 +142,9 @@ class Recording:
 
     def spec(self) -> EnvSpec:
         """Shapes and choices of the recorded environment, as the networks need them."""
-        from spmdrl.types import ActionSpace, EnvSpec
+        from spmdrl.types import ActionSpace, EnvSpec, ObsPart
 
-        obs, action = self.index["spaces"]["obs"], self.index["spaces"]["action"]
+        action = self.index["spaces"]["action"]
         shape = tuple(action["shape"])
 
         def bounds(values: list[float | None] | None, missing: float) -> np.ndarray | None:
@@ -154,7 +161,13 @@ class Recording:
             low=bounds(action["low"], -np.inf),
             high=bounds(action["high"], np.inf),
         )
-        return EnvSpec(tuple(obs["shape"]), np.dtype(obs["dtype"]), space)
+
+        def part(saved: dict[str, Any]) -> ObsPart:
+            return ObsPart(tuple(saved["shape"]), np.dtype(saved["dtype"]))
+
+        obs = self.index["spaces"]["obs"]
+        parts = {name: part(saved) for name, saved in obs.get("parts", {}).items()}
+        return EnvSpec(parts or part(obs), space)
 
     def arrays(self, episode: Episode) -> dict[str, np.ndarray]:
         """The arrays of an episode, mapped: what is not touched is not read."""
@@ -204,6 +217,19 @@ def map_arrays(file: Path) -> dict[str, np.ndarray]:
     }
 
 
+def obs_in(arrays: dict[str, np.ndarray], name: str = "obs") -> dict[str, np.ndarray]:
+    """The arrays of the observation by their own names; a single one has none."""
+    if name in arrays:
+        return {"": arrays[name]}
+    prefix = f"{name}/"
+    return {k.removeprefix(prefix): x for k, x in arrays.items() if k.startswith(prefix)}
+
+
+def named_obs(name: str, obs: Any) -> dict[str, np.ndarray]:
+    """As a recording names the arrays of an observation: obs, or obs/image and obs/vector."""
+    return {f"{name}/{k}": x for k, x in obs.items()} if isinstance(obs, dict) else {name: obs}
+
+
 class Batches:
     """Steps of a recording as numpy batches `{obs, action, reward, terminated, truncated}`.
 
@@ -226,7 +252,7 @@ class Batches:
         self._data = recording.fingerprint
         files = [recording.arrays(episode) for episode in recording.episodes]
         kept = [np.flatnonzero(arrays["valid"]) for arrays in files]
-        self._obs = [arrays["obs"] for arrays in files]
+        self._obs = [obs_in(arrays) for arrays in files]
         self._file = np.repeat(np.arange(len(files)), [len(rows) for rows in kept])
         self._row = np.concatenate(kept)
         self._small = {
@@ -248,10 +274,10 @@ class Batches:
         """Epochs that are done."""
         return self._epoch
 
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return self
 
-    def __next__(self) -> dict[str, np.ndarray]:
+    def __next__(self) -> dict[str, Any]:
         if self._epochs is not None and self._epoch >= self._epochs:
             raise StopIteration
         chosen = self._order[self._position : self._position + self._batch_size]
@@ -280,13 +306,16 @@ class Batches:
     def _shuffled(self) -> np.ndarray:
         return np.random.default_rng([self._seed, self._epoch]).permutation(len(self._row))
 
-    def _gather_obs(self, chosen: np.ndarray) -> np.ndarray:
+    def _gather_obs(self, chosen: np.ndarray) -> Any:
         """Rows out of many files, each file visited once."""
-        first = self._obs[0]
-        out = np.empty((len(chosen), *first.shape[1:]), first.dtype)
+        found = {
+            name: np.empty((len(chosen), *first.shape[1:]), first.dtype)
+            for name, first in self._obs[0].items()
+        }
         files, rows = self._file[chosen], self._row[chosen]
         by_file = np.argsort(files, kind="stable")
         starts = np.flatnonzero(np.diff(files[by_file], prepend=-1))
         for places in np.split(by_file, starts[1:]):
-            out[places] = self._obs[files[places[0]]][rows[places]]
-        return out
+            for name, array in self._obs[files[places[0]]].items():
+                found[name][places] = array[rows[places]]
+        return found.get("", found)

@@ -2,7 +2,7 @@
 
 Every episode has an environment of its own, seeded by the episode's number. So each episode counts
 once, however short it is, can be replayed from its seed alone, and is the same whatever the number
-of workers. Public names: `Options`, `record`, `main`.
+of workers.
 """
 
 from __future__ import annotations
@@ -13,41 +13,42 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import tyro
 
+from spmdrl.acting.player import make_chooser, play_steps
+from spmdrl.cli import EXIT_INTERRUPTED, answer_errors, complain
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, from_json, to_json
-from spmdrl.episodes import INDEX, Episode, describe_spec, write_episode, write_index
-from spmdrl.parallel.topology import (
-    LaunchError,
-    Topology,
-    detect,
-    prepare_process,
-    spawn,
-    threads_per_rank,
-)
+from spmdrl.episodes import INDEX, Episode, describe_spec, named_obs, write_episode, write_index
+from spmdrl.options import PlayOptions, RunPath, check_positive, parse
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.spawn import spawn
+from spmdrl.parallel.topology import Topology, detect, threads_per_rank
 from spmdrl.parallel.world import World, connect
 from spmdrl.runtime.checkpoint import MANIFEST
-from spmdrl.runtime.play import find_checkpoint, load_model, make_chooser, play_steps
+from spmdrl.runtime.hints import suggested
+from spmdrl.runtime.models import find_checkpoint, load_model
 from spmdrl.runtime.rundir import read_run
 from spmdrl.runtime.validate import validate
 
 if TYPE_CHECKING:
+    from spmdrl.acting.player import PlayedStep
     from spmdrl.envs.base import EnvBatch
     from spmdrl.nets import Policy
-    from spmdrl.runtime.play import PlayedStep
-    from spmdrl.types import EnvSpec
+    from spmdrl.types import EnvSpec, Obs
 
-EXIT_INTERRUPTED = 130
+__all__ = ["Options", "RecordingPlan", "main", "record"]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Play a trained policy and write its episodes to disk."""
+@dataclass(frozen=True, kw_only=True)
+class Options(PlayOptions):
+    """Play a trained policy and write its episodes to disk.
 
-    run_dir: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+    Actions are the most likely ones unless --stochastic is given.
+    """
+
+    run_dir: RunPath
     """Run directory of a training run."""
     out: str
     """Directory for the episodes; new or empty."""
@@ -55,10 +56,6 @@ class Options:
     """Episodes to record; exactly as many are written."""
     nprocs: int = 1
     """Worker processes to start on this machine."""
-    checkpoint: str = "latest"
-    """latest, best (by training return), or the update whose checkpoint is played."""
-    stochastic: bool = False
-    """Sample actions instead of taking the most likely one."""
     seed: int = 20_000
     """Seed of the episodes. It is not the evaluation's, so that a policy learned from the recording
     is judged on starts that it has not seen."""
@@ -69,7 +66,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Job:
+class RecordingPlan:
     """What rank 0 has found out and every worker needs."""
 
     config: Config
@@ -93,12 +90,9 @@ class Job:
 # Before anything is loaded
 
 
-def plan(options: Options, topology: Topology) -> Job:
+def make_plan(options: Options, topology: Topology) -> RecordingPlan:
     """Check the options against what is on the disk; changes nothing."""
-    for name in ("episodes", "nprocs", "num_envs", "max_steps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}, but must be at least 1")
+    check_positive(options, "episodes", "nprocs", "num_envs", "max_steps")
     if topology.size > 1 and options.nprocs not in (1, topology.size):
         raise ConfigError(
             f"nprocs is {options.nprocs}, but {topology.launcher} has started {topology.size} "
@@ -106,25 +100,29 @@ def plan(options: Options, topology: Topology) -> Job:
         )
     run_dir, out = Path(options.run_dir), Path(options.out)
     config = read_run(run_dir)
-    played = replace(
-        config.eval,
-        deterministic=not options.stochastic,
-        seed=options.seed,
-        num_envs=options.num_envs or config.eval.num_envs,
-        max_steps=options.max_steps or config.eval.max_steps,
-    )
-    played_config = replace(config, eval=played)
-    validate(played_config)
-    checkpoint = named_checkpoint(run_dir, options.checkpoint)
+    played = played_config(config, options)
+    validate(played)
+    checkpoint = find_checkpoint(run_dir, options.checkpoint)
     check_out(out)
     about = {
         "env": config.env.id,
         "checkpoint": describe_checkpoint(checkpoint),
-        "deterministic": played.deterministic,
-        "seed": played.seed,
+        "deterministic": played.eval.deterministic,
+        "seed": played.eval.seed,
         "config": json.loads(to_json(config)),  # as trained; how it was played is said above
     }
-    return Job(played_config, checkpoint, out, options.episodes, about)
+    return RecordingPlan(played, checkpoint, out, options.episodes, about)
+
+
+def played_config(config: Config, options: Options) -> Config:
+    played = replace(
+        config.eval,
+        deterministic=options.takes_the_mode(otherwise=True),
+        seed=options.seed,
+        num_envs=options.num_envs or config.eval.num_envs,
+        max_steps=options.max_steps or config.eval.max_steps,
+    )
+    return replace(config, eval=played)
 
 
 def describe_checkpoint(checkpoint: Path) -> dict[str, Any]:
@@ -135,14 +133,6 @@ def describe_checkpoint(checkpoint: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{checkpoint} is damaged ({error!r}); name another one with --checkpoint"
         ) from error
-
-
-def named_checkpoint(run_dir: Path, name: str) -> Path:
-    if name in ("latest", "best"):
-        return find_checkpoint(run_dir, None, best=name == "best")
-    if not name.isdecimal():
-        raise ConfigError(f"checkpoint is {name!r}, but must be latest, best or an update's number")
-    return find_checkpoint(run_dir, int(name))
 
 
 def check_out(out: Path) -> None:
@@ -160,24 +150,24 @@ def check_out(out: Path) -> None:
         raise ConfigError(f"out {out} is not empty; choose another with --out")
 
 
-def note_idle_workers(job: Job, workers: int) -> None:
-    busy = len(job.groups)
+def note_idle_workers(plan: RecordingPlan, workers: int) -> None:
+    busy = len(plan.groups)
     if busy < workers:
         print(
-            f"only {busy} of {workers} workers have something to do: {job.episodes} episodes are "
-            f"played {job.config.eval.num_envs} at a time; lower --num-envs to use all",
+            f"only {busy} of {workers} workers have something to do: {plan.episodes} episodes are "
+            f"played {plan.config.eval.num_envs} at a time; lower --num-envs to use all",
             flush=True,
         )
 
 
-def shared_job(options: Options, topology: Topology, world: World) -> Job:
+def shared_plan(options: Options, topology: Topology, world: World) -> RecordingPlan:
     """Rank 0 decides, also which checkpoint is the newest; the others receive it as JSON."""
     answer: dict[str, Any] = {}
     if world.is_root:
         try:
-            job = plan(options, topology)
-            job.out.mkdir(parents=True, exist_ok=True)
-            answer = {"config": to_json(job.config), "about": job.about}
+            plan = make_plan(options, topology)
+            plan.out.mkdir(parents=True, exist_ok=True)
+            answer = {"config": to_json(plan.config), "about": plan.about}
         except ConfigError as error:
             answer = {"error": str(error)}
         except OSError as error:
@@ -188,14 +178,14 @@ def shared_job(options: Options, topology: Topology, world: World) -> Job:
     about = answer["about"]
     checkpoint = Path(about["checkpoint"]["path"])
     config = from_json(answer["config"])
-    return Job(config, checkpoint, Path(options.out), options.episodes, about)
+    return RecordingPlan(config, checkpoint, Path(options.out), options.episodes, about)
 
 
 # ---------------------------------------------------------------------------------------------
 # Playing
 
 
-class Keeper:
+class EpisodeBuffer:
     """Rows of one environment until its episode is over."""
 
     def __init__(self) -> None:
@@ -204,8 +194,8 @@ class Keeper:
     def add(self, step: PlayedStep, i: int) -> None:
         answer = step.answer
         self._rows.append(
-            {
-                "obs": np.array(step.obs[i]),
+            {name: np.array(x[i]) for name, x in named_obs("obs", step.obs).items()}
+            | {
                 "action": step.action[i],
                 "reward": answer.reward[i],
                 "terminated": answer.terminated[i],
@@ -214,10 +204,11 @@ class Keeper:
             }
         )
 
-    def finish(self, last_obs: np.ndarray) -> dict[str, np.ndarray]:
+    def finish(self, last_obs: Obs, i: int) -> dict[str, np.ndarray]:
         columns = {name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]}
         self._rows = []
-        return columns | {"last_obs": np.array(last_obs)}
+        last = {name: np.array(x[i]) for name, x in named_obs("last_obs", last_obs).items()}
+        return columns | last
 
 
 class Player(NamedTuple):
@@ -225,74 +216,76 @@ class Player(NamedTuple):
     choose: Callable[..., Any]
 
 
-def play_group(job: Job, env: EnvBatch, player: Player, group: range, worker: int) -> list[Episode]:
+def play_group(
+    plan: RecordingPlan, env: EnvBatch, player: Player, group: range, worker: int
+) -> list[Episode]:
     """One episode of every environment, each written as soon as it is over."""
     from spmdrl.envs.base import env_seeds
 
-    limit, seeds = job.config.eval.max_steps, env_seeds(job.config.eval.seed, group)
-    keepers = {i: Keeper() for i in range(len(group))}
+    limit, seeds = plan.config.eval.max_steps, env_seeds(plan.config.eval.seed, group)
+    buffers = {i: EpisodeBuffer() for i in range(len(group))}
     written: list[Episode] = []
     for step in play_steps(env, *player, group, limit):
-        for i, keeper in list(keepers.items()):
-            keeper.add(step, i)
+        for i, buffer in list(buffers.items()):
+            buffer.add(step, i)
             if step.answer.episode_over[i]:
-                arrays = keepers.pop(i).finish(step.answer.obs[i])
-                written.append(write_episode(job.out, worker, group[i], seeds[i], arrays))
-        if not keepers:
+                arrays = buffers.pop(i).finish(step.answer.obs, i)
+                written.append(write_episode(plan.out, worker, group[i], seeds[i], arrays))
+        if not buffers:
             return written
-    late = [group[i] for i in keepers]
+    late = [group[i] for i in buffers]
     raise ConfigError(
         f"{len(late)} episodes, the first of them {late[0]}, did not end within {limit} steps; "
-        f"raise --max-steps. The recording in {job.out} is unfinished: delete it"
+        f"raise --max-steps. The recording in {plan.out} is unfinished: delete it"
     )
 
 
-def load_player(job: Job, spec: EnvSpec) -> Player:
-    played = job.config.eval
-    policy, variables = load_model(job.config, spec, job.checkpoint)
+def load_player(plan: RecordingPlan, spec: EnvSpec) -> Player:
+    played = plan.config.eval
+    policy, variables = load_model(plan.config, spec, plan.checkpoint)
     return Player(policy, make_chooser(policy, variables, played.deterministic, played.seed))
 
 
-def record(job: Job, world: World, topology: Topology) -> list[Episode]:
+def record(plan: RecordingPlan, world: World, topology: Topology) -> list[Episode]:
     """Every worker plays its groups; all episodes, on every rank."""
     from spmdrl.envs import make_env
 
-    config, threads = replace(job.config, seed=job.config.eval.seed), threads_per_rank(topology)
+    config, threads = replace(plan.config, seed=plan.config.eval.seed), threads_per_rank(topology)
     mine: list[Episode] = []
     player: Player | None = None
-    for group in job.groups[world.rank :: world.size]:
+    for group in plan.groups[world.rank :: world.size]:
         env = make_env(config, group, threads)
-        player = player or load_player(job, env.spec)
-        mine += play_group(job, env, player, group, world.rank)
+        player = player or load_player(plan, env.spec)
+        mine += play_group(plan, env, player, group, world.rank)
         env.close()
-        report(job, world)
+        report(plan, world)
     everyone = world.gather_json([episode.to_json() for episode in mine])
     return [Episode.from_json(row) for rows in everyone for row in rows]
 
 
-def report(job: Job, world: World) -> None:
+def report(plan: RecordingPlan, world: World) -> None:
     """How many episodes there are by now, those of all workers."""
     if world.is_root:
-        done = sum(1 for _ in job.out.glob("worker-*-episode-*.safetensors"))
-        print(f"{done} of {job.episodes} episodes", flush=True)
+        done = sum(1 for _ in plan.out.glob("worker-*-episode-*.safetensors"))
+        print(f"{done} of {plan.episodes} episodes", flush=True)
 
 
-def finish(job: Job, episodes: list[Episode], world: World) -> None:
+def finish(plan: RecordingPlan, episodes: list[Episode], world: World) -> None:
     """Rank 0 writes the index, after it has seen that each episode is there once."""
     numbers = sorted(episode.id for episode in episodes)
-    assert numbers == list(range(job.episodes)), "an episode is missing or was played twice"
+    assert numbers == list(range(plan.episodes)), "an episode is missing or was played twice"
     if not world.is_root:
         return
-    about = job.about | {"spaces": spaces(job.config), "workers": world.size}
-    write_index(job.out, about, episodes)
+    about = plan.about | {"spaces": spaces(plan.config), "workers": world.size}
+    write_index(plan.out, about, episodes)
     returns = np.array([episode.episode_return for episode in episodes])
     steps = sum(episode.length for episode in episodes)
     print(
-        f"{job.config.env.id}, {job.checkpoint.name}: {len(episodes)} episodes, {steps:,} steps, "
+        f"{plan.config.env.id}, {plan.checkpoint.name}: {len(episodes)} episodes, {steps:,} steps, "
         f"return {returns.mean():.1f} ± {returns.std():.1f}"
     )
-    print(f"written to {job.out}")
-    print(f"clone     python -m spmdrl.clone {job.out} --run-dir runs/clone")
+    print(f"written to {plan.out}")
+    print(f"clone     {suggested('clone', plan.out, '--run-dir', 'runs/clone')}")
 
 
 def spaces(config: Config) -> dict[str, Any]:
@@ -308,45 +301,40 @@ def spaces(config: Config) -> dict[str, Any]:
 # The command
 
 
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
-    options = tyro.cli(Options, args=argv, prog="python -m spmdrl.record")
-    try:
-        topology = detect()
-        if options.nprocs > 1 and topology.size == 1:
-            note_idle_workers(plan(options, topology), options.nprocs)
-            unfinished = f"stopping; the recording in {options.out} is unfinished: delete it"
-            return spawn(options.nprocs, "spmdrl.record", argv, unfinished)
-        world = connect(topology)
-        job = shared_job(options, topology, world)
-        prepare_process(topology, devices=1)
-    except (ConfigError, LaunchError) as error:
-        print(f"spmdrl: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    return work(job, world, topology)
+    options, topology = parse(Options, "record", argv), detect()
+    if options.nprocs > 1 and topology.size == 1:
+        note_idle_workers(make_plan(options, topology), options.nprocs)
+        unfinished = f"stopping; the recording in {options.out} is unfinished: delete it"
+        return spawn(options.nprocs, "spmdrl.record", argv, unfinished)
+    world = connect(topology)
+    plan = shared_plan(options, topology, world)
+    prepare_process(topology, devices=1)
+    return work(plan, world, topology)
 
 
-def work(job: Job, world: World, topology: Topology) -> int:
+def work(plan: RecordingPlan, world: World, topology: Topology) -> int:
     """This worker's part, to the exit code; a worker that fails ends the others too."""
-    from spmdrl.runtime.session import leave
+    from spmdrl.parallel.world import abort_all
     from spmdrl.runtime.watchdog import report_fault
 
     # --nprocs hands every request to stop on as USR1
     signal.signal(signal.SIGUSR1, signal.default_int_handler)
     try:
-        finish(job, record(job, world, topology), world)
+        finish(plan, record(plan, world, topology), world)
         return 0
     except ConfigError as error:
-        print(f"spmdrl: {error}", file=sys.stderr, flush=True)
-        return leave(world, EXIT_BAD_INPUT)
+        return abort_all(world, complain(error, EXIT_BAD_INPUT))
     except KeyboardInterrupt:
         if world.size == 1:  # else the process that started the workers has said it
-            unfinished = f"the recording in {job.out} is unfinished: delete it"
-            print(f"spmdrl: interrupted; {unfinished}", file=sys.stderr, flush=True)
-        return leave(world, EXIT_INTERRUPTED)
+            unfinished = f"the recording in {plan.out} is unfinished: delete it"
+            complain(f"interrupted; {unfinished}", EXIT_INTERRUPTED)
+        return abort_all(world, EXIT_INTERRUPTED)
     except BaseException as error:
         report_fault(world.rank, world.size, "recording", error)
-        return leave(world, EXIT_FAULT)
+        return abort_all(world, EXIT_FAULT)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The runs below a directory, as a table: `python -m spmdrl.runs [DIR]`.
 
 Reads only what runs leave on the disk, so it can be asked while they train, from any machine that
-sees their files. Public names: `RunInfo`, `find_runs`, `describe`, `main`.
+sees their files.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from typing import Annotated, Any
 
 import tyro
 
-from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError
+from spmdrl.cli import answer_errors
+from spmdrl.config import Config, ConfigError
+from spmdrl.options import parse
+from spmdrl.runtime.files import last_rows, read_json
+from spmdrl.runtime.hints import suggested
 from spmdrl.runtime.rundir import CLONE_MARK, read_run
 from spmdrl.runtime.watchdog import is_running
 
+__all__ = ["RunInfo", "describe", "find_runs", "main"]
+
 SILENT_S = 10.0  # a living run beats twice a second
-TAIL_BYTES = 65_536  # holds the last rows of metrics.jsonl, however long the run is
 OURS = ("versions.json", "metrics.jsonl", "checkpoints")  # beside a config.json of spmdrl
 COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow"}
 
@@ -51,42 +56,14 @@ class RunInfo:
     total_steps: int | None
     episode_return: float | None
     state: str
-    """running, finished, stopped, failed, killed (ended without a word), damaged or unknown."""
+    """running, finished, stopped, failed, killed (gone without a status), damaged or unknown."""
     reason: str
     age_s: float
     """Seconds since it last wrote anything."""
 
 
 # ---------------------------------------------------------------------------------------------
-# Reading files that may be missing, half written or not ours
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in the file; empty if there is none that can be read."""
-    try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def last_rows(file: Path) -> list[dict[str, Any]]:
-    """The last rows of a metrics.jsonl, newest first; a line cut by a kill is left out."""
-    try:
-        with file.open("rb") as stream:
-            stream.seek(max(0, file.stat().st_size - TAIL_BYTES))
-            lines = stream.read().splitlines()
-    except OSError:
-        return []
-    rows = []
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+# One run
 
 
 def newest(rows: Sequence[dict[str, Any]], name: str) -> float | None:
@@ -107,10 +84,6 @@ def last_write(run_dir: Path) -> float:
     return max(times, default=0.0)
 
 
-# ---------------------------------------------------------------------------------------------
-# One run
-
-
 def state_of(run_dir: Path, now: float) -> tuple[str, str]:
     """`(state, reason)`."""
     status = read_json(run_dir / "status.json")
@@ -120,7 +93,7 @@ def state_of(run_dir: Path, now: float) -> tuple[str, str]:
     if state == "running":
         if alive and not _gone(status):
             return "running", ""
-        return "killed", "ended without a word"
+        return "killed", "process gone, no exit status recorded"
     if isinstance(state, str):
         return state, str(status.get("reason", ""))
     # a run of a version that kept no status.json
@@ -152,7 +125,7 @@ def describe(run_dir: Path, now: float) -> RunInfo | None:
             return None
         config, problem = None, str(error)
     state, reason = ("damaged", problem) if config is None else state_of(run_dir, now)
-    rows, summary = last_rows(run_dir / "metrics.jsonl"), read_json(run_dir / "summary.json")
+    rows, summary = last_rows(run_dir), read_json(run_dir / "summary.json")
     episode_return = newest(rows, "episode/return_mean")
     if episode_return is None:
         episode_return = newest([summary], "episode_return_mean")
@@ -231,16 +204,15 @@ def _shown(value: Any, form: str = "") -> str:
     return "–" if value is None else format(value, form)
 
 
+@answer_errors(os_errors=True)
 def main(argv: Sequence[str] | None = None) -> int:
-    options = tyro.cli(Options, args=argv, prog="python -m spmdrl.runs")
+    options = parse(Options, "runs", argv)
     folder = Path(options.dir)
     if not folder.is_dir():
-        print(
-            f"spmdrl: {folder} is not a directory; name the one that holds the runs: "
-            "python -m spmdrl.runs DIR",
-            file=sys.stderr,
+        raise ConfigError(
+            f"{folder} is not a directory; name the one that holds the runs: "
+            f"{suggested('runs', 'DIR')}"
         )
-        return EXIT_BAD_INPUT
     runs = find_runs(folder)
     if options.json:
         print(json.dumps([dataclasses.asdict(info) for info in runs], indent=2))

@@ -4,125 +4,139 @@
     python -m spmdrl.slurm CONFIG.py --hostfile hosts.txt -- --seed 3
 
 The config is checked against the topology first, so that a job does not wait in the queue for
-hours only to fail. Nothing here imports jax. Public names: `main`.
+hours only to fail. Nothing here imports jax.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from spmdrl.cluster.batch_scripts import WARNING_S, Job, pbs_script, seconds, slurm_script
+import tyro
+
+from spmdrl.cli import answer_errors
+from spmdrl.cluster.batch_scripts import WARNING_S, BatchJob, pbs_script, seconds, slurm_script
 from spmdrl.cluster.hostfile import (
     Host,
     as_text,
-    mpirun_command,
+    mpirun_over_hosts,
     read_cluster,
     read_hostfile,
     ssh_advice,
 )
-from spmdrl.config import EXIT_BAD_INPUT, Config, ConfigError, load
+from spmdrl.config import Config, ConfigError, load
 from spmdrl.envs.ids import check_id
+from spmdrl.options import ConfigFile, parse
 from spmdrl.runtime.validate import validate
+
+__all__ = ["main"]
 
 TIME = re.compile(r"(\d+-)?\d+(:[0-5]?\d){0,2}")
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,-]*")
 
+_one_of = tyro.conf.create_mutex_group(required=False, title="instead of a Slurm script")
 
+
+@dataclass(frozen=True)
+class Options:
+    """Write the batch script or mpirun command that trains on several machines.
+
+    What follows -- goes to spmdrl.train, for example: -- --seed 3
+    """
+
+    config: ConfigFile
+    """Config file, as for `spmdrl.train`; it is checked against the topology."""
+    nodes: int = 1
+    """Machines."""
+    ranks_per_node: int | None = None
+    """Ranks on each; by default 2, with GPUs one per GPU."""
+    gpus_per_node: int = 0
+    """GPUs on each, shared out among its ranks."""
+    cpus_per_rank: int | None = None
+    """Cores of each rank; by default 1, with GPUs 8."""
+    time: str = "04:00:00"
+    """Time limit of one slice."""
+    partition: str = ""
+    """Partition, or queue of PBS."""
+    pbs: Annotated[bool, _one_of] = False
+    """A script for PBS."""
+    hostfile: Annotated[str | None, _one_of] = None
+    """An mpirun command for the hosts of this file: host slots=N"""
+    cluster: Annotated[str | None, _one_of, tyro.conf.arg(metavar="HOSTS.csv")] = None
+    """An mpirun command for the hosts of a CSV: job,ip,tf_port,..."""
+    out: str | None = None
+    """File to write; by default standard output."""
+    submit: bool = False
+    """Also hand the script to sbatch or qsub."""
+
+
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
     """Print, write or submit; the exit code."""
-    args, flags = parse(sys.argv[1:] if argv is None else argv)
-    try:
-        config = load([args.config, *flags])
-        check_id(config.env)
-        if config.nprocs != 1:
-            raise ConfigError("--nprocs starts ranks on one machine; here use --ranks-per-node")
-        if args.hostfile or args.cluster:
-            return write_mpirun(args, config, flags)
-        return write_batch(args, config, flags)
-    except ConfigError as error:
-        print(f"spmdrl: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    own, flags = split(sys.argv[1:] if argv is None else argv)
+    options = parse(Options, "slurm", own)
+    config = load([options.config, *flags])
+    check_id(config.env)
+    if config.nprocs != 1:
+        raise ConfigError("--nprocs starts ranks on one machine; here use --ranks-per-node")
+    if options.submit and (options.hostfile or options.cluster):
+        raise ConfigError("--submit needs a batch system; run the command that is printed instead")
+    if options.hostfile:
+        return write_mpirun(read_hostfile(options.hostfile), options, config, flags)
+    if options.cluster:
+        return write_mpirun(read_cluster(options.cluster), options, config, flags)
+    return write_batch(options, config, flags)
 
 
-def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Our own options, and after `--` those of the training run."""
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and after `--` those of the training run."""
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
-    return parser().parse_args(words[:cut]), words[cut + 1 :]
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m spmdrl.slurm",
-        description="Write the batch script or mpirun command that trains on several machines.",
-        epilog="What follows -- goes to spmdrl.train, for example: -- --seed 3",
-        allow_abbrev=False,
-    )
-    add = made.add_argument
-    add("config", metavar="CONFIG.py")
-    add("--nodes", type=int, default=1, help="machines (default 1)")
-    add("--ranks-per-node", type=int, help="ranks on each (default 2; with GPUs one per GPU)")
-    add("--gpus-per-node", type=int, default=0, help="GPUs on each, shared out among its ranks")
-    add("--cpus-per-rank", type=int, help="cores of each rank (default 1; with GPUs 8)")
-    add("--time", default="04:00:00", help="time limit of one slice (default 04:00:00)")
-    add("--partition", default="", help="partition, or queue of PBS")
-    kind = made.add_mutually_exclusive_group()
-    kind.add_argument("--pbs", action="store_true", help="a script for PBS instead of Slurm")
-    kind.add_argument(
-        "--hostfile", help="an mpirun command for the hosts of this file: host slots=N"
-    )
-    kind.add_argument(
-        "--cluster", metavar="HOSTS.csv", help="the same for a CSV: job,ip,tf_port,..."
-    )
-    add("--out", help="file to write (default: standard output)")
-    add("--submit", action="store_true", help="also hand the script to sbatch or qsub")
-    return made
+    return words[:cut], words[cut + 1 :]
 
 
 # ---------------------------------------------------------------------------------------------
 # Batch systems
 
 
-def write_batch(args: argparse.Namespace, config: Config, flags: Sequence[str]) -> int:
-    job = make_job(args, config, flags)
-    script = pbs_script(job) if args.pbs else slurm_script(job)
-    submit = submitter(args.pbs) if args.submit else ""
-    out = args.out or (f"{job.name}.{'pbs' if args.pbs else 'sbatch'}" if submit else "")
+def write_batch(options: Options, config: Config, flags: Sequence[str]) -> int:
+    job = make_job(options, config, flags)
+    script = pbs_script(job) if options.pbs else slurm_script(job)
+    submit = submitter(options.pbs) if options.submit else ""
+    out = options.out or (f"{job.name}.{'pbs' if options.pbs else 'sbatch'}" if submit else "")
     write(script, out)
     return subprocess.run([submit, out]).returncode if submit else 0
 
 
-def make_job(args: argparse.Namespace, config: Config, flags: Sequence[str]) -> Job:
+def make_job(options: Options, config: Config, flags: Sequence[str]) -> BatchJob:
     """The job, after its topology was checked."""
-    ranks = args.ranks_per_node if args.ranks_per_node is not None else args.gpus_per_node or 2
-    cpus = args.cpus_per_rank if args.cpus_per_rank is not None else 8 if args.gpus_per_node else 1
-    if args.gpus_per_node < 0:
-        raise ConfigError(f"--gpus-per-node is {args.gpus_per_node}, but must be 0 or more")
-    for name, value in [("nodes", args.nodes), ("ranks-per-node", ranks), ("cpus-per-rank", cpus)]:
+    nodes, gpus = options.nodes, options.gpus_per_node
+    ranks = options.ranks_per_node if options.ranks_per_node is not None else gpus or 2
+    cpus = options.cpus_per_rank if options.cpus_per_rank is not None else 8 if gpus else 1
+    if gpus < 0:
+        raise ConfigError(f"--gpus-per-node is {gpus}, but must be 0 or more")
+    for name, value in (("nodes", nodes), ("ranks-per-node", ranks), ("cpus-per-rank", cpus)):
         if value < 1:
             raise ConfigError(f"--{name} is {value}, but must be at least 1")
-    check_time(args.time)
-    if args.partition and not WORD.fullmatch(args.partition):
-        raise ConfigError(f"--partition {args.partition!r} is not a name")
-    validate(
-        config, args.nodes * ranks, devices_per_rank(args.gpus_per_node, ranks, config.devices)
-    )
-    command = (args.config, *flags)
-    return Job(
-        job_name(config),
-        command,
-        args.nodes,
-        ranks,
-        cpus,
-        args.gpus_per_node,
-        args.time,
-        args.partition,
+    check_time(options.time)
+    if options.partition and not WORD.fullmatch(options.partition):
+        raise ConfigError(f"--partition {options.partition!r} is not a name")
+    validate(config, nodes * ranks, devices_per_rank(gpus, ranks, config.devices))
+    return BatchJob(
+        name=job_name(config),
+        command=(options.config, *flags),
+        nodes=nodes,
+        ranks_per_node=ranks,
+        cpus_per_rank=cpus,
+        gpus_per_node=gpus,
+        time=options.time,
+        partition=options.partition,
     )
 
 
@@ -171,13 +185,12 @@ def write(text: str, out: str) -> None:
 # Plain machines
 
 
-def write_mpirun(args: argparse.Namespace, config: Config, flags: Sequence[str]) -> int:
-    if args.submit:
-        raise ConfigError("--submit needs a batch system; run the command that is printed instead")
-    hosts = read_hostfile(args.hostfile) if args.hostfile else read_cluster(args.cluster)
+def write_mpirun(
+    hosts: Sequence[Host], options: Options, config: Config, flags: Sequence[str]
+) -> int:
     check_hosts(config, hosts)
-    command = mpirun_command(hosts, ["python", "-m", "spmdrl.train", args.config, *flags])
-    write(as_text(command) + "\n", args.out or "")
+    command = mpirun_over_hosts(hosts, ["python", "-m", "spmdrl.train", options.config, *flags])
+    write(as_text(command) + "\n", options.out or "")
     if advice := ssh_advice(hosts):
         print(advice, file=sys.stderr)
     return 0

@@ -1,7 +1,4 @@
-"""The entry point: `python -m spmdrl.train CONFIG.py [--field value ...]`.
-
-Public names: `main`.
-"""
+"""The entry point: `python -m spmdrl.train CONFIG.py [--field value ...]`."""
 
 from __future__ import annotations
 
@@ -9,62 +6,62 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from spmdrl.cli import answer_errors
 from spmdrl.config import (
     EXIT_BAD_INPUT,
     Config,
     ConfigError,
     from_json,
     load,
+    read_file,
     to_json,
 )
 from spmdrl.envs.ids import check_id
-from spmdrl.parallel.topology import (
-    LaunchError,
-    Topology,
-    auto_ranks,
-    detect,
-    prepare_process,
-    spawn,
-)
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.spawn import spawn
+from spmdrl.parallel.topology import Topology, auto_ranks, detect
 from spmdrl.runtime.rundir import check_run_dir
+from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
-from spmdrl.runtime.watchdog import StopRequest, Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog, start_folder
 
 if TYPE_CHECKING:
     from spmdrl.parallel.world import World
 
 
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, or go on with a run; the exit code."""
+    """Train, or resume a run; the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     stop = StopRequest().listen()  # first of all: an early signal would kill the process
-    try:
-        topology = detect()
-        watchdog = Watchdog(topology.rank, topology.size, start_folder())
-        if topology.size > 1:
-            watchdog.start()
-        from spmdrl.parallel.world import connect  # numpy and MPI load under the watchdog's eyes
+    topology = detect()
+    watchdog = Watchdog(topology.rank, topology.size, start_folder())
+    if topology.size > 1:
+        watchdog.start()
+    from spmdrl.parallel.world import connect  # numpy and MPI load under the watchdog's eyes
 
-        world = connect(topology)
-        config = shared_config(argv, topology, world)
-        ranks = ranks_to_start(config, topology)
-        if ranks > 1:
-            return spawn(ranks, "spmdrl.train", argv)
-        prepare_process(topology, config.devices, config.sync.deterministic)
-    except (ConfigError, LaunchError) as error:
-        print(f"spmdrl: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    world = connect(topology)
+    config = shared_config(argv, topology, world)
+    ranks = ranks_to_start(config, topology)
+    if ranks > 1:
+        return spawn(ranks, "spmdrl.train", argv)
+    prepare_process(topology, config.devices, config.sync.deterministic)
     from spmdrl.runtime.session import run_session  # jax from here on
 
     return run_session(config, topology, world, stop, watchdog, argv)
 
 
 def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Config:
-    """Rank 0 reads and checks the config; the others receive it, or its refusal, as JSON."""
+    """Rank 0 reads and checks the config; the others receive it, or its refusal, as JSON.
+
+    They execute the config file too, for what it imports and defines: an algorithm or an
+    environment of the user's own must be known on every rank.
+    """
     answer: dict[str, Any] = {}
     if world.is_root:
         try:
-            answer = {"config": to_json(checked_config(argv, topology))}
+            config = checked_config(argv, topology)
+            answer = {"config": to_json(config)}
         except ConfigError as error:
             answer = {"error": str(error)}
         except SystemExit as leaving:  # tyro has shown its help, or what was wrong
@@ -74,7 +71,8 @@ def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Conf
         raise SystemExit(answer["exit"])
     if "error" in answer:
         raise ConfigError(answer["error"]) if world.is_root else SystemExit(EXIT_BAD_INPUT)
-    return from_json(answer["config"])
+    own = config.algo if world.is_root else read_file(argv[0]).algo
+    return from_json(answer["config"], type(own))
 
 
 def ranks_to_start(config: Config, topology: Topology) -> int:

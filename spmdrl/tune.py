@@ -1,7 +1,7 @@
 """Which ranks and threads are fastest here: `python -m spmdrl.tune CONFIG.py`.
 
 Trains a few updates with each choice that this machine allows, prints the table, and the flags of
-the fastest. Public names: `Choice`, `choices`, `main`.
+the fastest.
 """
 
 from __future__ import annotations
@@ -13,13 +13,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, load
+from spmdrl.cli import answer_errors
+from spmdrl.config import Config, ConfigError, load
+from spmdrl.envs.ids import check_id
+from spmdrl.options import ConfigFile, check_positive, parse_with_config
 from spmdrl.parallel.topology import cores
-from spmdrl.plot import read_metrics
+from spmdrl.runtime.files import read_metrics
+from spmdrl.runtime.trial_runs import train
 from spmdrl.runtime.validate import validate
-from spmdrl.verify import read_arguments, train
+
+__all__ = ["Choice", "choices", "main"]
 
 SKIP = 2  # first updates, which hold the compilation
+
+
+@dataclass(frozen=True)
+class Options:
+    """Find the number of ranks and simulation threads that is fastest on this machine.
+
+    Trains a few updates with each choice and prints steps per second. All other flags after
+    CONFIG.py are fields of the config, such as --env.num-envs 64: see the --help of `spmdrl.train`.
+    """
+
+    config: ConfigFile
+    """Config file, as for `spmdrl.train`."""
+    updates: int = 10
+    """Updates measured of each run."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +71,25 @@ def measure(argv: Sequence[str], choice: Choice, updates: int, folder: Path) -> 
     return statistics.median(row["perf/sps"] for row in read_metrics(folder)[SKIP:])
 
 
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        argv, updates = read_arguments("tune", sys.argv[1:] if argv is None else argv, 10)
-        found = choices(load(argv), cores())
-    except ConfigError as error:
-        print(f"spmdrl: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    options, flags = parse_with_config(Options, "tune", argv)
+    check_positive(options, "updates")
+    words = [options.config, *flags]
+    config = load(words)
+    check_id(config.env)
+    found = choices(config, cores())
+    if not found:
+        raise ConfigError(
+            "these environments cannot be shared out among the ranks; change --env.num-envs"
+        )
     print(f"{'ranks':>5} {'threads of each':>16} {'steps/s':>12}")
     rates: dict[Choice, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, choice in enumerate(found):
-            try:
-                rates[choice] = measure(argv, choice, updates, Path(folder) / str(number))
-            except RuntimeError as error:
-                print(f"spmdrl: {error}", file=sys.stderr)
-                return EXIT_FAULT
-            print(f"{choice.nprocs:>5} {choice.threads:>16} {rates[choice]:>12,.0f}", flush=True)
+            rate = measure(words, choice, options.updates, Path(folder) / str(number))
+            rates[choice] = rate
+            print(f"{choice.nprocs:>5} {choice.threads:>16} {rate:>12,.0f}", flush=True)
     best = max(rates, key=lambda choice: rates[choice])
     print(
         f"fastest: {' '.join(best.flags)}\n"

@@ -1,14 +1,14 @@
 """The pytrees that cross the seams between modules.
 
-Arrays are time-major, `[T, B, ...]`: T steps of B environments. Images stay uint8.
-Public names: `EnvSpec`, `ActionSpace`, `TimeStep`, `Rollout`, `Moments`,
-`TrainState`, `Array`.
+Arrays are time-major, `[T, B, ...]`: T steps of B environments. Images stay uint8. Observations are
+one array, or a flat dict of arrays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from flax import struct
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 else:
     from jaxtyping import Array
 
+__all__ = [
+    "ActionSpace", "Array", "Carry", "EnvSpec", "Moments", "Obs", "ObsPart", "Params", "Report",
+    "Rollout", "TimeStep", "TrainState",
+]  # fmt: skip
+
+Obs = Any  # an array, or a flat dict of arrays, with the environments along the same axis
 Params = Any  # the dict of arrays that a Flax module calls its parameters
 Carry = Any  # recurrent state of a policy; () for a feed-forward one
 
@@ -37,16 +43,42 @@ class ActionSpace:
 
 
 @dataclass(frozen=True)
-class EnvSpec:
-    """Shape of one environment's observation, and its actions."""
+class ObsPart:
+    """One array of an environment's observation."""
 
-    obs_shape: tuple[int, ...]
-    obs_dtype: np.dtype
-    action: ActionSpace
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
     @property
     def is_image(self) -> bool:
-        return len(self.obs_shape) == 3 and self.obs_dtype == np.uint8
+        return len(self.shape) == 3 and self.dtype == np.uint8
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What one environment shows, one array or several by name, and what it accepts."""
+
+    obs: ObsPart | Mapping[str, ObsPart]
+    action: ActionSpace
+
+    @property
+    def parts(self) -> dict[str, ObsPart]:
+        """The arrays by name; a single one has no name."""
+        return {"": self.obs} if isinstance(self.obs, ObsPart) else dict(self.obs)
+
+    @property
+    def has_image(self) -> bool:
+        return any(part.is_image for part in self.parts.values())
+
+    def zeros(self, *rows: int) -> Obs:
+        """Observations of as many rows that show nothing."""
+
+        def blank(part: ObsPart) -> np.ndarray:
+            return np.zeros((*rows, *part.shape), part.dtype)
+
+        if isinstance(self.obs, ObsPart):
+            return blank(self.obs)
+        return {name: blank(part) for name, part in self.obs.items()}
 
 
 class TimeStep(struct.PyTreeNode):
@@ -56,7 +88,7 @@ class TimeStep(struct.PyTreeNode):
     than `terminated`.
     """
 
-    obs: Shaped[Array, "B ..."]
+    obs: Obs
     reward: Float[Array, "B"]
     terminated: Bool[Array, "B"]
     truncated: Bool[Array, "B"]
@@ -64,13 +96,13 @@ class TimeStep(struct.PyTreeNode):
 
 
 class Rollout(struct.PyTreeNode):
-    """T steps of B environments, and what the policy thought of them.
+    """T steps of B environments, with the policy's log-probabilities and values.
 
     The row after `terminated | truncated` is the environment's automatic reset: it holds the true
     final observation, its action was ignored and `valid` is False there.
     """
 
-    obs: Shaped[Array, "T B ..."]
+    obs: Obs
     first: Bool[Array, "T B"]  # obs starts an episode: a recurrent policy forgets here
     action: Shaped[Array, "T B ..."]
     log_prob: Float[Array, "T B"]
@@ -80,7 +112,7 @@ class Rollout(struct.PyTreeNode):
     terminated: Bool[Array, "T B"]
     truncated: Bool[Array, "T B"]
     valid: Bool[Array, "T B"]
-    last_obs: Shaped[Array, "B ..."]  # the observation after the last step
+    last_obs: Obs  # the observation after the last step
     last_first: Bool[Array, "B"]
     carry: Carry  # of the policy before the first step
     last_carry: Carry  # and after the last one
@@ -101,7 +133,7 @@ class TrainState(struct.PyTreeNode):
     step: Int[Array, ""]  # updates done
     params: Params
     opt_state: Any
-    obs_moments: Moments
+    obs_moments: Any  # Moments, or those of each vector by name
     reward_moments: Moments
     # With `overlap`: (params, obs_moments) of one update before, which collected the rollout of
     # the next update. Empty otherwise.
@@ -113,3 +145,10 @@ class TrainState(struct.PyTreeNode):
             return self
         params, obs_moments = self.behind
         return self.replace(params=params, obs_moments=obs_moments)
+
+
+class Report(NamedTuple):
+    """What an update says about itself."""
+
+    metrics: dict[str, Any]
+    nonfinite: Any  # [kinds, devices of the run], above 0 where a number was not finite

@@ -2,13 +2,12 @@
 
 Trains a few updates on each, and prints how far parameters are from those of one rank on one
 device, and whether the first rollout is the same to the bit. With --sync.deterministic every bit of
-the parameters must be the same at the end. Public names: `TOPOLOGIES`, `Result`, `compare`, `main`.
+the parameters must be the same at the end.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,14 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, ConfigError, load
+from spmdrl.cli import answer_errors, complain
+from spmdrl.config import EXIT_FAULT, ConfigError, load
+from spmdrl.envs.ids import check_id
+from spmdrl.options import ConfigFile, check_positive, parse_with_config
+from spmdrl.runtime.trial_runs import train
+from spmdrl.runtime.validate import validate
+
+__all__ = ["TOPOLOGIES", "Result", "compare", "main"]
 
 TOLERANCE = 1e-5  # of any parameter after the first update
 
@@ -36,6 +42,21 @@ TOPOLOGIES: dict[str, list[str]] = {
 
 
 @dataclass(frozen=True)
+class Options:
+    """Train a few updates of a config on every topology that this machine can do, and compare.
+
+    Prints how far the parameters are from those of one rank on one device. All other flags after
+    CONFIG.py are fields of the config, such as --env.num-envs 64 --sync.deterministic: see the
+    --help of `spmdrl.train`.
+    """
+
+    config: ConfigFile
+    """Config file, as for `spmdrl.train`."""
+    updates: int = 20
+    """Updates of each run."""
+
+
+@dataclass(frozen=True)
 class Result:
     name: str
     first_difference: float  # largest of any parameter after the first update
@@ -45,34 +66,20 @@ class Result:
     episode_return: float | None
 
 
-def read_arguments(tool: str, argv: Sequence[str], updates: int) -> tuple[list[str], int]:
-    """The trainer's arguments, and the value of --updates."""
-    rest = list(argv)
-    if "--updates" in rest:
-        at = rest.index("--updates")
-        value = "".join(rest[at + 1 : at + 2])
-        if not value.isdigit() or int(value) < 1:
-            raise ConfigError(f"--updates is {value!r}, but must be at least 1")
-        updates = int(value)
-        del rest[at : at + 2]
-    if not rest or rest[0].startswith("-"):
-        raise ConfigError(
-            f"usage: python -m spmdrl.{tool} CONFIG.py [--updates {updates}] [--field value ...]"
-        )
-    return rest, updates
-
-
-def train(argv: Sequence[str], folder: Path) -> None:
-    """A run into the folder, silent; raise RuntimeError with its output if it fails."""
-    command = [sys.executable, "-m", "spmdrl.train", *argv, "--run-dir", str(folder)]
-    command += ["--log.panel", "off"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+def check_topologies(words: Sequence[str]) -> None:
+    """Raise ConfigError before anything is trained if a topology does not fit the config."""
+    for name, extra in TOPOLOGIES.items():
+        config = load([*words, *extra])
+        check_id(config.env)
+        ranks = 1 if config.nprocs == "auto" else config.nprocs
+        try:
+            validate(config, ranks, max(1, config.devices))
+        except ConfigError as error:
+            raise ConfigError(f"topology {name}: {error}") from error
 
 
 def run(config: str, flags: Sequence[str], updates: int, folder: Path) -> Path:
-    """Train into the folder; raise RuntimeError with the output if that fails."""
+    """Train into the folder, with a checkpoint of every update; raise TrialError if that fails."""
     batch = load([config, *flags]).batch_size
     length = ["--total-steps", str(batch * updates)]
     saves = ["--checkpoint.every", "1", "--checkpoint.keep", str(updates + 1)]
@@ -128,14 +135,13 @@ def line(result: Result) -> str:
     )
 
 
+@answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        argv, updates = read_arguments("verify", sys.argv[1:] if argv is None else argv, 20)
-        config, flags = argv[0], argv[1:]
-        deterministic = load(argv).sync.deterministic
-    except ConfigError as error:
-        print(f"spmdrl: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+    options, flags = parse_with_config(Options, "verify", argv)
+    check_positive(options, "updates")
+    config, updates = options.config, options.updates
+    deterministic = load([config, *flags]).sync.deterministic
+    check_topologies([config, *flags])
     print(
         f"{'topology':<20} {'after 1':>12} {f'after {updates}':>12} {'first rollout':>14} "
         f"{'same hash':>10} {'return':>10}"
@@ -150,8 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(line(results[-1]), flush=True)
     wrong = [r.name for r in results if not holds(r, deterministic)]
     if wrong:
-        print(f"spmdrl: not the same run: {'; '.join(wrong)}", file=sys.stderr)
-        return EXIT_FAULT
+        return complain(f"not the same run: {'; '.join(wrong)}", EXIT_FAULT)
     return 0
 
 

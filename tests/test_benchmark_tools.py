@@ -1,26 +1,23 @@
-"""The logic of the throughput, start-up, memory, report and check commands; nothing is timed."""
+"""The logic of the throughput, old-new, start-up, memory, report and check commands."""
 
 import json
 import os
+import shutil
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-# Last: benchmarks/profile.py must not hide the standard library's module.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-import check
-import compile as start_up
-import import_clock
-import limits
-import memory
-import report
-import throughput
-from throughput import Case, Setting
-
+from benchmarks import report
+from benchmarks.lib import assembly, import_clock, limits
+from benchmarks.lib.common import ROOT, Spread
+from benchmarks.lib.trainer import Task
+from benchmarks.speed import check, memory, old_new, throughput
+from benchmarks.speed import compile as start_up
+from benchmarks.speed.throughput import Case, Setting
+from spmdrl.config import load
 from spmdrl.types import ActionSpace
 
 # ---------------------------------------------------------------------------------------------
@@ -51,12 +48,12 @@ def test_worker_has_its_share():
 
 
 def test_random_actions_are_valid():
-    choices = limits.random_actions(ActionSpace("discrete", (), np.dtype("i4"), (3,), 1), 50, 4)
+    choices = assembly.random_actions(ActionSpace("discrete", (), np.dtype("i4"), (3,), 1), 50, 4)
     assert choices.shape == (50, 4)
     assert set(choices.ravel()) == {1, 2, 3}
     low, high = np.array([-1.0, 0.0]), np.array([0.0, 5.0])
     box = ActionSpace("box", (2,), np.dtype("f8"), low=low, high=high)
-    forces = limits.random_actions(box, 50, 4)
+    forces = assembly.random_actions(box, 50, 4)
     assert forces.shape == (50, 4, 2)
     assert ((forces >= low) & (forces <= high)).all()
 
@@ -74,10 +71,34 @@ def test_raw_calls_make_the_steps_they_count(way):
     assert list(info["elapsed_step"]) == [9, 9]
 
 
-def test_update_alone_goes_on_and_on():
+def test_update_alone_learns_from_the_made_up_rollout():
+    path = str(ROOT / "configs" / "cartpole.py")
+    call = assembly.update_alone(load([path, "--env.num-envs", "2", "--algo.num-steps", "8"]))
+    first, second = call(), call()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(first))
+    # The same rollout again, so only new parameters can change the loss.
+    assert first["loss/value"] != second["loss/value"]
+
+
+def test_rate_counts_all_calls_within_the_time(monkeypatch):
     worker = limits.Worker(limits.Bounds("cartpole", envs=2, steps=8, workers=1))
-    worker.prepare("learn")
-    assert worker.measure("learn", seconds=0.0) > 0
+    now = iter([0.0, 0.0, 1.0, 2.0, 4.0])  # the start, then before each call
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: next(now))
+    worker._calls["toy"] = (lambda: None, 100.0)
+    assert worker.measure("toy", seconds=3.0) == 300 / 4
+
+
+@pytest.mark.slow
+def test_parts_of_an_iteration_are_all_there():
+    path = str(ROOT / "configs" / "cartpole.py")
+    calls = assembly.calls_of_iteration(load([path, "--algo.num-steps", "8"]))
+    names = {"collect", "env", "infer", "update", "prepare", "gradient", "apply"}
+    assert calls.keys() == names
+    with jax.transfer_guard("disallow"):
+        assert calls["collect"]().obs.shape == (8, 4, 4)
+        state, _ = calls["update"]()
+        assert int(jax.device_get(state.step)) == 1
+        assert np.isfinite(jax.device_get(calls["gradient"]())).all()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,17 +153,101 @@ def test_new_cases_take_their_place_among_the_old():
     assert known[names[0]]["share"] == {"median": 0.5, "low": 0.5, "high": 0.5}
 
 
-def made_up_case():
-    rates = {OURS: [40.0], RAW: [100.0], LEARN: [100.0]}
-    machine = {"when": "2030-01-02 03:04", "load_average": 0.1}
-    return throughput.summarize(CASE, rates) | {"machine": machine}
+# ---------------------------------------------------------------------------------------------
+# Old and new
 
 
-def test_throughput_table():
-    text = throughput.report(throughput.joined({}, CASE.name, made_up_case()), "Made by hand.")
-    assert "| CartPole 8 | 40.0 (40.0–40.0) | 100 (100–100) | 100 (100–100) | – |" in text
-    assert "| envpool, then update | 80% (80%–80%) | – |" in text
-    assert "2030-01-02 03:04" in text
+def test_sides_take_turns_and_who_was_second_is_first():
+    sides = [side for turn, case, side in old_new.order(["a", "b"], 4) if case == "a" and turn > 0]
+    assert sides == ["old", "new", "new", "old"] * 2
+    warm_up = [(case, side) for turn, case, side in old_new.order(["a", "b"], 4) if turn == 0]
+    assert sorted(warm_up) == [("a", "new"), ("a", "old"), ("b", "new"), ("b", "old")]
+
+
+def test_round_that_fills_the_caches_does_not_count():
+    runs = {"old": iter([1.0, 100.0, 50.0]), "new": iter([9.0, 90.0, 45.0])}
+    train = lambda case, side: {"sps": next(runs[side]), "start_s": 2.0}  # noqa: E731
+    found = old_new.summarize(old_new.measure(["a"], 2, train))["a"]
+    assert found["sps"]["ratio"] == Spread(0.9, 0.9, 0.9)
+    assert found["sps"]["old"].median == 75
+    assert found["start_s"]["ratio"].median == 1
+
+
+def test_speed_of_a_run_is_the_median_of_its_later_rows():
+    rows = [{"perf/sps": sps} for sps in (1.0, 2.0, 80.0, 100.0, 500.0)]
+    assert old_new.row_median(rows, skip=2) == 100
+
+
+@pytest.mark.parametrize(
+    ("ratio", "more_is_better", "verdict"),
+    [
+        (Spread(0.90, 0.85, 0.94), True, "slower"),
+        (Spread(0.90, 0.85, 0.96), True, "unclear"),  # reaches into the band
+        (Spread(0.97, 0.90, 1.02), True, "same"),
+        (Spread(1.20, 1.10, 1.30), True, "faster"),
+        (Spread(1.20, 1.10, 1.30), False, "slower"),  # seconds
+        (Spread(0.80, 0.70, 0.90), False, "faster"),
+    ],
+)
+def test_slower_means_the_whole_interval_is_beyond_the_band(ratio, more_is_better, verdict):
+    assert old_new.verdict(ratio, 0.05, more_is_better) == verdict
+
+
+def test_noise_band_is_read_from_the_last_control(tmp_path):
+    summary = {"a": {"sps": {"ratio": Spread(0.96, 0.9, 1.0)},
+                     "start_s": {"ratio": Spread(1.001, 1.0, 1.1)}}}  # fmt: skip
+    assert old_new.known_bands(tmp_path / "none.json") == {}
+    file = tmp_path / "old_new_control.json"
+    file.write_text(json.dumps({"summary": summary}, default=vars))
+    band = old_new.known_bands(file)
+    assert band == {("a", "sps"): pytest.approx(0.04), ("a", "start_s"): old_new.LEAST_BAND}
+    slower = {"a": {"sps": {"ratio": Spread(0.955, 0.95, 0.958)}}}
+    assert old_new.judge(slower, band) == {("a", "sps"): "slower"}
+    assert old_new.judge(slower, {}) == {("a", "sps"): "same"}  # within the assumed band
+
+
+def run_old_new(monkeypatch, tmp_path, *argv):
+    monkeypatch.setattr(old_new, "save", lambda name, data, text: saved.append((name, data, text)))
+    monkeypatch.setattr(old_new, "RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["old_new", *map(str, argv)])
+    saved = []
+    return old_new.main(), saved
+
+
+@pytest.mark.parametrize("argv", [(ROOT,), ("missing",), ("missing", "--control")])
+def test_a_tree_that_is_none_or_this_one_is_refused(monkeypatch, tmp_path, argv):
+    with pytest.raises(SystemExit) as refused:
+        run_old_new(monkeypatch, tmp_path, *argv)
+    assert refused.value.code == 2
+
+
+def test_a_tree_whose_code_is_not_imported_is_refused(tmp_path):
+    """An empty package would leave the installed one in its place, and old would be new."""
+    (tmp_path / "spmdrl").symlink_to(ROOT / "spmdrl")
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    with pytest.raises(old_new.BadTree, match="not the one that Python imports"):
+        old_new.Side(tmp_path, tmp_path / "cache").check([])
+
+
+@pytest.mark.slow
+def test_a_tree_that_starts_later_is_found(monkeypatch, tmp_path):
+    """Real runs: the copy differs only in a pause when it is imported."""
+    for name in ("spmdrl", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    with (tmp_path / "spmdrl" / "__init__.py").open("a") as file:
+        file.write("\nimport time\n\ntime.sleep(8)\n")
+    tiny = Task("tiny", "cartpole", envs=8, steps=16, updates=3, skip=1)
+    monkeypatch.setattr(old_new, "CASES", {"tiny": tiny})
+    flags = ("--cases", "tiny", "--rounds", "1")
+    code, ((name, data, text),) = run_old_new(monkeypatch, tmp_path, ROOT, tmp_path, *flags)
+    assert (code, name) == (1, "old_new")
+    (old,), (new,) = (data["runs"]["tiny"][side] for side in ("old", "new"))
+    assert 8 < new["start_s"] < 60
+    assert old["start_s"] < new["start_s"] - 4
+    assert old["sps"] > 100
+    assert new["sps"] > 100
+    assert str(tmp_path) not in text
+    assert str(ROOT) not in text
 
 
 # ---------------------------------------------------------------------------------------------
@@ -178,14 +283,6 @@ def test_start_is_read_from_the_first_row(tmp_path):
     start = start_up.read_start(tmp_path, clocks, began=1000.0)
     assert start == start_up.Start(total=10.0, imports=2.5, collect=1.0, update=2.0)
     assert start.after_imports == 7.5
-
-
-def test_start_table_says_whether_the_goal_is_met():
-    fast, slow = (start_up.Start(t, 1.0, 0.5, 0.5) for t in (3.5, 9.0))
-    found = {"MLP": {"1": {"cold": start_up.summarize([slow]), "warm": start_up.summarize([fast])}}}
-    text = start_up.report(found, 1, "Made by hand.")
-    assert "| MLP | 1 | warm | 3.50 (3.50–3.50) | 2.50 (2.50–2.50) |" in text
-    assert text.count("| 3 | yes |") == 1
 
 
 def test_processes_of_a_run():
@@ -268,69 +365,19 @@ def test_check_without_a_baseline_says_what_to_do(monkeypatch, tmp_path):
 # Report
 
 
-def test_inline_marks():
-    assert report.inline("a **b** `<c> *d*` & *e f*") == (
-        "a <strong>b</strong> <code>&lt;c&gt; *d*</code> &amp; <em>e f</em>"
-    )
-    assert report.inline("2 * 3 * 4") == "2 * 3 * 4"
-
-
-def test_numbers_stand_on_the_right():
-    assert report.numeric(["1,234 (1–2)", "–", "86% (82%–89%)"])
-    assert report.numeric(["+4.2", "-9%"])
-    assert not report.numeric(["1 rank", "2 ranks"])
-    assert not report.numeric(["–", ""])
-    found = report.table_html(["| a | b |", "|---|---|", "| x | 1.5 |"])
-    assert '<th>a</th><th class="number">b</th>' in found
-    assert '<td>x</td><td class="number">1.5</td>' in found
-
-
-def test_blocks():
-    text = "One\nparagraph.\n\n### Head\n- a\n  b\n- c\n```\n<x>\n```\n"
-    assert report.to_html(text).split("\n") == [
-        "<p>One paragraph.</p>", "<h3>Head</h3>", "<ul><li>a b</li><li>c</li></ul>",
-        "<pre><code>&lt;x&gt;</code></pre>",
-    ]  # fmt: skip
-
-
-class Nesting(HTMLParser):
-    """Every element that is opened is closed, in order."""
-
-    VOID = ("meta", "img", "br")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.links, self.ids, self.sources = [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        self.links += [found["href"]] if "href" in found else []
-        self.ids += [found["id"]] if "id" in found else []
-        self.sources += [found["src"]] if "src" in found else []
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_page_is_whole_and_needs_nothing_else(tmp_path):
-    (tmp_path / "scaling.md").write_text("Made by hand.\n\n| a | b |\n|---|---|\n| x | 1 |\n")
+def test_page_holds_tables_pictures_and_when_it_was_measured(tmp_path):
+    (tmp_path / "scaling.md").write_text("# Top\n\n| a | b |\n|---|---|\n| <x> | **1** |\n")
     (tmp_path / "other_thing.md").write_text("Text.\n")
     (tmp_path / "scaling.png").write_bytes(b"\x89PNG")
     machine = {"when": "2030-01-02 03:04", "cpu": "C", "cores": 2, "system": "S",
                "load_average": 0.5, "versions": {"jax": "1"}}  # fmt: skip
     (tmp_path / "scaling.json").write_text(json.dumps({"machine": machine}))
     text = report.page(report.sections(tmp_path))
-    parser = Nesting()
-    parser.feed(text)
-    parser.close()
-    assert parser.open == []
-    assert parser.ids == ["scaling", "other_thing"]
-    assert parser.links == ["#scaling", "#other_thing"]
-    assert all(source.startswith("data:image/png;base64,") for source in parser.sources)
+    assert text.index('<section id="scaling">') < text.index('<section id="other_thing">')
+    assert "<h3>Top</h3>" in text  # below the section's own
+    assert "<td>&lt;x&gt;</td>\n<td><strong>1</strong></td>" in text
+    assert 'src="data:image/png;base64,iVBORw=="' in text
     assert "Measured 2030-01-02 03:04; C, 2 cores" in text
-    assert "prefers-color-scheme: dark" in text
 
 
 def test_interrupted_results_have_a_machine():

@@ -1,22 +1,22 @@
 """The arithmetic of the benchmarks, by numbers worked out by hand."""
 
 import math
+import re
+import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
-# Last: benchmarks/profile.py must not hide the standard library's module.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from benchmarks.cost import ab
+from benchmarks.lib import common, trainer
+from benchmarks.scale import comm, cost_formulas, predictions, scaling, scaling_page
+from benchmarks.scale.cost_formulas import Link, Work
+from benchmarks.scale.network_rank import MICRO_BYTES
+from spmdrl.config import load
 
-import comm
-import common
-import cost_model
-import flags
-import scaling
-import trainer
-from cost_model import Link, Work
-
+README = common.ROOT / "benchmarks" / "README.md"
 LINK = Link(latency=0.001, bandwidth=1e6)  # 1 ms, 1 MB/s
 FAST = Link(latency=0.001, bandwidth=1e7)
 
@@ -27,11 +27,6 @@ def test_interval_of_a_median():
     # 10 values: all but one at each end still hold the median with 1 - 2 * 11 / 1024 = 98 %,
     # all but two with 1 - 2 * 56 / 1024 = 89 %, which is too little
     assert common.spread(range(10)) == common.Spread(4.5, 1, 8)
-
-
-def test_brackets_are_explained():
-    assert "90% confidence" in common.about_spread(5)
-    assert "lowest" in common.about_spread(3)
 
 
 def test_cases_take_turns():
@@ -77,13 +72,20 @@ def test_timing_leaves_out_the_first_rows_and_the_last():
     rows = [
         {"progress/steps": 100, "perf/sps": 1.0, "time/collect": 90.0},
         {"progress/steps": 200, "perf/sps": 100.0, "time/collect": 0.4, "time/comm": 0.2},
-        {"progress/steps": 300, "perf/sps": 50.0, "time/collect": 0.8, "time/comm": 0.4},
+        {
+            "progress/steps": 300,
+            "perf/sps": 50.0,
+            "time/collect": 0.8,
+            "time/comm": 0.4,
+            "time/save": 0.3,
+        },
     ]
     timing = trainer.read_timing(rows, skip=1)
     assert timing.sps == pytest.approx(200 / 3)  # 100 steps in 1 s, then 100 in 2 s
     assert timing.period == pytest.approx(1.5)
     assert timing.phases["collect"] == pytest.approx(0.6)
     assert timing.comm == pytest.approx(0.3)
+    assert timing.saving == pytest.approx(0.1)  # 0.3 s of 3 s
     assert trainer.read_timing(rows, skip=1, tail=1).sps == pytest.approx(100)
 
 
@@ -97,9 +99,9 @@ def test_timing_leaves_out_the_first_rows_and_the_last():
     ],
 )
 def test_messages_of_an_allreduce_over_eight_nodes(name, messages, volume):
-    assert cost_model.schedule(name, 8, 1000) == (messages, volume)
+    assert cost_formulas.schedule(name, 8, 1000) == (messages, volume)
     expected = 0.001 * messages + volume / 1e6
-    assert cost_model.allreduce_s(LINK, 8, 1000, name) == pytest.approx(expected)
+    assert cost_formulas.allreduce_s(LINK, 8, 1000, name) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -115,15 +117,15 @@ def test_messages_of_an_allreduce_over_eight_nodes(name, messages, volume):
     ],
 )
 def test_algorithm_that_mpi_picks(nodes, size, name):
-    assert cost_model.algorithm(nodes, size) == name
+    assert cost_formulas.algorithm(nodes, size) == name
 
 
 def test_period_of_allreduce():
     work = Work(collect=1.0, update=2.0, update_more=2.0, params=250_000, rollout=10_000)
-    assert cost_model.period_allreduce(work, LINK, 1) == 3.0
+    assert cost_formulas.period_allreduce(work, LINK, 1) == 3.0
     # two nodes: 16 times 2 messages and 1 MB, then 6 times 1 message of 8 bytes
     expected = 3.0 + 16 * (0.002 + 1.0) + 6 * (0.001 + 8e-6)
-    assert cost_model.period_allreduce(work, LINK, 2) == pytest.approx(expected)
+    assert cost_formulas.period_allreduce(work, LINK, 2) == pytest.approx(expected)
 
 
 def test_period_of_gather():
@@ -131,27 +133,27 @@ def test_period_of_gather():
     # four nodes: 13 gathers of 3 messages, 3 rollouts of 10 kB, rank 0 learns for 2 + 3 * 1.5 s,
     # the parameters (1 MB) go back in 2 turns, and 6 small calls of 2 messages and 16 bytes
     expected = 1.0 + 13 * 0.003 + 0.03 + 6.5 + (0.002 + 0.2) + 6 * (0.002 + 16e-6)
-    assert cost_model.period_gather(work, LINK, FAST, 4) == pytest.approx(expected)
+    assert cost_formulas.period_gather(work, LINK, FAST, 4) == pytest.approx(expected)
 
 
 def test_fit_finds_the_link_again():
     rows = [(m, b, LINK.time(m, b)) for m, b in [(2, 100), (2, 10_000), (4, 1e6)]]
-    found = cost_model.fit_link(rows)
+    found = cost_formulas.fit_link(rows)
     assert found.latency == pytest.approx(LINK.latency)
     assert found.bandwidth == pytest.approx(LINK.bandwidth)
 
 
 def test_line():
-    assert cost_model.line([1, 2, 4], [3, 5, 9]) == pytest.approx((2, 3))
+    assert cost_formulas.line([1, 2, 4], [3, 5, 9]) == pytest.approx((2, 3))
 
 
 def made_up_measurements():
     """Two hosts behind LINK, whose update takes 2 s, and 1.5 s more for the other's rows."""
     network = []
-    for size in cost_model.MICRO_BYTES:
-        network.append(["allreduce", size, cost_model.allreduce_s(LINK, 2, size)])
-        network.append(["gather", size, cost_model.gather_s(LINK, 2, size)])
-        network.append(["broadcast", size, cost_model.broadcast_s(LINK, 2, size)])
+    for size in MICRO_BYTES:
+        network.append(["allreduce", size, cost_formulas.allreduce_s(LINK, 2, size)])
+        network.append(["gather", size, cost_formulas.gather_s(LINK, 2, size)])
+        network.append(["broadcast", size, cost_formulas.broadcast_s(LINK, 2, size)])
 
     def run(way, hosts, update, period):
         row = {"task": "9k parameters", "way": way, "hosts": hosts}
@@ -166,40 +168,95 @@ def made_up_measurements():
 
 
 def test_check_holds_predictions_against_measured_periods():
-    allreduce, gather = cost_model.check(made_up_measurements())
+    allreduce, gather = predictions.check(made_up_measurements())
     work = Work(collect=1.0, update=2.0, update_more=1.5, params=9155, rollout=40_000)
-    assert allreduce["predicted"] == pytest.approx(cost_model.period_allreduce(work, LINK, 2))
-    assert gather["predicted"] == pytest.approx(cost_model.period_gather(work, LINK, LINK, 2))
+    assert allreduce["predicted"] == pytest.approx(cost_formulas.period_allreduce(work, LINK, 2))
+    assert gather["predicted"] == pytest.approx(cost_formulas.period_gather(work, LINK, LINK, 2))
     assert (allreduce["measured"], gather["measured"]) == (4.0, 10.0)
 
 
-def test_document_says_what_was_missed():
+def test_page_counts_what_the_model_missed():
     found = made_up_measurements()
-    text = cost_model.document(found, cost_model.check(found), cost_model.extrapolate(found))
+    checks, rows = predictions.check(found), predictions.extrapolate(found)
+    text = scaling_page.document(found, checks, rows)
     # allreduce: 3 + 16 * (2 ms + 36.62 ms) + 6 ms = 3.62 s, 9 % less than the 4 s; gather: 50 %
     assert "| 9k parameters | 2 | allreduce | 3,624 | 4,000 | -9% | within 20 % |" in text
     assert "1 of 2 predictions are within 20 %" in text
-    assert "missed" in text
+    checks[1]["predicted"] = checks[1]["measured"]
+    assert "2 of 2 predictions" in scaling_page.document(found, checks, rows)
 
 
-def test_most_nodes_that_keep_a_share():
-    rows = [{"nodes": 2, "gather": 0.9}, {"nodes": 4, "gather": 0.6}, {"nodes": 8, "gather": 0.4}]
-    assert cost_model.most_nodes(rows, "gather", 0.8) == "2 nodes"
-    assert cost_model.most_nodes(rows, "gather", 0.5) == "4 nodes"
-    assert cost_model.most_nodes(rows, "gather", 0.95) == "1 node"
-
-
-def test_a_flag_is_compared_within_each_round(monkeypatch):
+def test_a_feature_is_compared_with_its_neighbour_in_time():
     # Two rounds; the machine is twice as fast in the second: 0.5 both times.
     rates = iter([100.0, 50.0, 200.0, 100.0])
-    seen, texts = [], []
-    monkeypatch.setattr(flags, "save", lambda name, data, text: texts.append(text))
+    seen = []
 
-    def rate(task):
-        seen.append(task.flags)
-        return next(rates)
+    class Toy(ab.Comparison):
+        def run(self, trainer, task):
+            seen.append(task.flags)
+            return common_timing(next(rates))
 
-    flags.compare("costs", "--flag", [trainer.Task("a", "cartpole", 8, 16, 1, 1)], 2, rate, "Why.")
+    task = trainer.Task("a", "cartpole", 8, 16, 1, 1)
+    runs = ab.measure(Toy(("--flag",), [task], ""), 2, None, "toy")
     assert seen == [(), ("--flag",), (), ("--flag",)]
-    assert "| a, 8 x 16 | 150 | 75.0 | 0.50 (0.50–0.50) |" in texts[0]
-    assert "with `--flag`, steps/s" in texts[0]
+    found = ab.summarize(runs["a"])
+    assert found["ratio"] == common.Spread(0.5, 0.5, 0.5)
+    assert (found["without"].median, found["with"].median) == (150.0, 75.0)
+
+
+def common_timing(sps):
+    return trainer.Timing(sps, period=1.0)
+
+
+@pytest.mark.parametrize("name", ab.COMPARISONS)
+def test_every_feature_has_flags_that_the_trainer_knows(name):
+    chosen = ab.COMPARISONS[name]
+    for task in chosen.tasks:
+        plain, other = (
+            load(of.arguments(1, Path("run"))[3:]) for of in (task, task.with_flags(*chosen.flags))
+        )
+        assert plain != other
+        assert plain.num_updates == task.skip + task.updates + task.tail
+
+
+def test_the_command_is_shown_as_it_was_typed(monkeypatch):
+    about = {"cores": 2, "cpu": "C", "load_average": 0.0,
+             "versions": dict.fromkeys(("jax", "envpool", "mpi4jax"), "1")}  # fmt: skip
+    spec = types.SimpleNamespace(name="benchmarks.peers.__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    monkeypatch.setattr(sys, "argv", ["x", "/some/tree", "--rounds", "3"])
+    text = common.made_by(about, {"/some/tree": "OLD_TREE"})
+    assert text.startswith("Made by `python -m benchmarks.peers OLD_TREE --rounds 3` on 2 cores")
+
+
+# ---------------------------------------------------------------------------------------------
+# The package
+
+
+COMMANDS = re.findall(r"`(?:sudo )?python -m (benchmarks\.\w+)[^`]*`", README.read_text())
+
+
+def test_the_page_lists_every_command():
+    folder = README.parent
+    found = {
+        "peers" if file.name == "comparison.py" else file.stem
+        for file in [*folder.glob("*.py"), *folder.glob("*/*.py")]
+        if "arguments(__doc__)" in file.read_text() and not file.stem.endswith("_rank")
+    }
+    assert {name.partition(".")[2] for name in COMMANDS} == found
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS)))
+def test_every_command_of_the_page_explains_itself(name):
+    command = [sys.executable, "-m", name, "--help"]
+    answer = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert f"python -m {name}" in answer.stdout
+
+
+def test_no_two_modules_have_the_same_short_name():
+    files = [f for name in ("speed", "scale", "cost", "peers") for f in
+             (README.parent / name).glob("*.py") if not f.stem.startswith("__")]  # fmt: skip
+    names = [file.stem for file in files]
+    assert len(names) > 10
+    assert len(names) == len(set(names))

@@ -18,7 +18,7 @@ from spmdrl.episodes import Recording, describe_spec, write_episode, write_index
 from spmdrl.nets import make_policy
 from spmdrl.nets.moments import variance
 from spmdrl.nets.policy import variables_of
-from spmdrl.runtime.play import find_checkpoint, load_model
+from spmdrl.runtime.models import find_checkpoint, load_model
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = Config(
@@ -91,7 +91,7 @@ def test_the_clone_plays_like_the_rule(cloned, data):
 
 def test_the_clone_does_what_the_rule_does(cloned, data):
     config = data.config
-    policy, variables = load_model(config, data.spec(), find_checkpoint(cloned, None))
+    policy, variables = load_model(config, data.spec(), find_checkpoint(cloned))
     arrays = data.arrays(data.episodes[0])
     obs = np.array(arrays["obs"])
     _, dist_params, _ = policy.apply(variables, (), obs, np.zeros(len(obs), bool))
@@ -130,7 +130,7 @@ def test_observations_are_normalised_by_the_data(cloned, data):
     assert float(found.count) == len(obs)
     np.testing.assert_allclose(found.mean, obs.mean(0, dtype=np.float64), rtol=1e-5)
     np.testing.assert_allclose(variance(found), obs.var(0, dtype=np.float64), rtol=1e-5)
-    _, variables = load_model(data.config, data.spec(), find_checkpoint(cloned, None))
+    _, variables = load_model(data.config, data.spec(), find_checkpoint(cloned))
     saved = variables["obs_stats"]["moments"]
     np.testing.assert_array_equal(saved.mean, found.mean)
 

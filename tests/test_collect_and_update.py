@@ -9,17 +9,18 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from spmdrl.acting.actors import ScanActor
 
 from spmdrl.acting import actors
 from spmdrl.acting import collector as rollout_module
-from spmdrl.acting.actors import ScanActor
 from spmdrl.acting.collector import Collector
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, SyncConfig
 from spmdrl.learning.update import init_train_state, make_update
 from spmdrl.nets import make_policy
 from spmdrl.nets.policy import variables_of
+from spmdrl.parallel.guards import NotFinite, NotFiniteError
 from spmdrl.parallel.mesh import local_devices, make_mesh, replicate
-from spmdrl.parallel.sync import NotFinite, NotFiniteError, make_grad_sync
+from spmdrl.parallel.sync import make_grad_sync
 from spmdrl.parallel.world import World
 from spmdrl.types import Rollout, TrainState
 
@@ -205,7 +206,7 @@ def test_numbers_that_are_not_finite_change_nothing_and_are_reported(cartpole):
     broken[4, 2] = np.nan
     state, metrics = setup.update(jax.device_put(rollout.replace(reward=broken)))
     assert same(state.params, setup.state().params)
-    bad = np.asarray(metrics["bad_places"])
+    bad = np.asarray(metrics["bad_places"])[None] * np.eye(4)[:, 3:]
     assert bad.tolist() != [0.0]
     with pytest.raises(NotFiniteError, match="rank 0"):
         NotFinite(SyncConfig(), devices=1).check(bad, step=0)

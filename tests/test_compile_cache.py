@@ -72,7 +72,8 @@ def test_a_home_that_cannot_be_written_is_no_error(tmp_path):
 
 
 SCRIPT = """
-from spmdrl.parallel.topology import Topology, prepare_process
+from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.topology import Topology
 prepare_process(Topology(), 1)
 import jax, jax.numpy as jnp
 events = []

@@ -14,6 +14,8 @@ import pytest
 CONFIG = str(Path(__file__).resolve().parents[1] / "configs" / "cartpole.py")
 SIZES = ["--env.num-envs", "8", "--algo.num-steps", "16", "--net.hidden", "16", "--log.every", "1"]
 
+LARGE = {"update", "private_update", "private_collect"}
+
 
 def programs(run_dir: Path, steps: int, flags: list[str]) -> Counter[str]:
     """How often each of the two large programs was compiled."""
@@ -26,16 +28,16 @@ def programs(run_dir: Path, steps: int, flags: list[str]) -> Counter[str]:
         check=True,
     )
     names = re.findall(r"Finished XLA compilation of jit\((\w+)\)", done.stdout + done.stderr)
-    return Counter(name for name in names if name.startswith(("collect", "update")))
+    return Counter(name for name in names if name in LARGE)
 
 
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize("flags", [[], ["--nprocs", "2"], ["--devices", "2"]], ids=" ".join)
 def test_each_program_is_compiled_once(flags, tmp_path):
     expected = {
-        "": {"collect": 1, "update": 1},
-        "--nprocs 2": {"collect": 2, "update_over_mpi": 2},
-        "--devices 2": {"collect": 2, "update": 1},
+        "": {"private_collect": 1, "update": 1},
+        "--nprocs 2": {"private_collect": 2, "private_update": 2},
+        "--devices 2": {"private_collect": 2, "update": 1},
     }[" ".join(flags)]
     assert programs(tmp_path / "run", 8 * 16 * 4, flags) == expected
     assert programs(tmp_path / "run", 8 * 16 * 8, flags) == expected  # resumed

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
+import compiled_step
 import jax
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.envs import make_env
 from spmdrl.envs.base import EnvBatch
+from spmdrl.envs.envpool_backend import has_64_bit_arrays
 
 FAMILIES = {
     "CartPole-v1": ((4,), np.float32, "discrete"),
@@ -108,6 +113,62 @@ def test_the_same_global_ids_give_the_same_environments():
     assert len(np.unique(together, axis=0)) == 6
     other = make_env(dataclasses.replace(config, seed=2), range(6)).reset()
     assert not np.array_equal(together, other)
+
+
+# One id of each family whose buffers are 32-bit, or whose actions are float64.
+COMPILED = {
+    "CartPole-v1": False,
+    "Pong-v5": False,
+    "LunarLander-v3": False,
+    "FrozenLake-v1": False,
+    "highway-fast-v0": False,
+    "MiniGrid-Empty-5x5-v0": False,
+    "Sokoban-v0": False,
+    "Ant-v4": True,
+    "WalkerWalk-v1": True,
+}
+# Families with float32 actions and float64 observations or info: with 32-bit buffers envpool
+# writes over malloc's own records.
+WIDE_ANSWERS = ["FetchReach-v4", "MetaWorld/Reach-v3", "myoElbowPose1D6MRandom-v0", "parking-v0"]
+
+
+@pytest.mark.parametrize("env_id", COMPILED)
+def test_a_compiled_step_has_the_bits_of_a_python_step(env_id):
+    assert make(env_id).needs_x64 == COMPILED[env_id]  # x64 would change what is compiled around
+    compiled_step.check(env_id)
+
+
+@pytest.mark.parametrize("env_id", WIDE_ANSWERS)
+def test_doubles_are_not_written_into_buffers_for_floats(env_id):
+    """In a child process: what it guards against is a crash."""
+    command = [sys.executable, str(Path(compiled_step.__file__)), env_id]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr[-2000:]
+
+
+class Declared:
+    """A pool's specification, as far as `has_64_bit_arrays` reads it."""
+
+    def __init__(self, state: type, action: type):
+        array = lambda dtype: dataclasses.make_dataclass("Array", ["dtype"])(dtype)  # noqa: E731
+        self.state_array_spec = {"obs": array(np.float32), "info:x": array(state)}
+        self.action_array_spec = {"action": array(action)}
+
+
+@pytest.mark.parametrize(
+    ("state", "action", "wide"),
+    [
+        (np.float32, np.int32, False),
+        (np.bool_, np.uint8, False),
+        (np.float64, np.float32, True),
+        (np.int64, np.float32, True),
+        (np.uint64, np.float32, True),
+        (np.int32, np.float64, True),
+        (np.int32, np.int64, True),
+    ],
+)
+def test_any_64_bit_array_asks_for_x64(state, action, wide):
+    assert has_64_bit_arrays(Declared(state, action)) == wide
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v4"])

@@ -16,7 +16,7 @@ from judge import KINDS, PHASES, Fault, judge
 from places import PLACES, ROOT, SIZES, places_of
 from trials import Moment, Trial, judged, read
 
-from spmdrl.parallel.topology import mpirun_command
+from spmdrl.parallel.spawn import mpirun_command
 
 TRACEBACK = """Traceback (most recent call last):
   File "spmdrl/runtime/loop.py", line 91, in train

@@ -19,10 +19,11 @@ ROWS = [
     {"acting", "learning"},
     {"runtime"},
     {"cluster"},
-    {"api", "episodes"},
+    {"api", "episodes", "cli", "options"},
 ]
 COMMANDS = {
     "train", "evaluate", "record", "clone", "plot", "runs", "doctor", "verify", "tune", "slurm",
+    "__main__",
 }  # fmt: skip
 
 
@@ -79,6 +80,12 @@ def test_every_package_has_its_row():
     assert {layer(name) for name in MODULES} == COMMANDS.union(*ROWS)
 
 
+def test_every_command_is_behind_the_front_door():
+    from spmdrl import cli
+
+    assert set(cli.COMMANDS) == COMMANDS - {"__main__"}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_downwards(module):
     allowed = below(layer(module))
@@ -105,7 +112,8 @@ def test_only_one_module_imports_mpi4jax():
 
 LIGHT = [
     "config", "parallel.topology", "runtime.rundir", "runtime.checkpoint", "envs.ids", "train",
-    "evaluate", "plot", "runs", "record", "episodes", "clone",
+    "evaluate", "plot", "runs", "record", "episodes", "clone", "cli", "options", "doctor", "verify",
+    "tune", "slurm", "runtime.files", "runtime.models", "runtime.evaluation", "acting.player",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spmdrl.parallel.topology import mpirun_command
+from spmdrl.parallel.spawn import mpirun_command
 
 PAGE = Path(__file__).parents[1] / "docs" / "parallel.md"
 

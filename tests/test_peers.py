@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
-# Last: benchmarks/profile.py must not hide the standard library's module.
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-import contest
-import peers
-import rivals
-import venvs
-from common import Spread
-from contest import Case, Contest, Entry, Found
-from work import Clock, Work, read_work
+from benchmarks.lib import venvs
+from benchmarks.lib.common import Spread
+from benchmarks.peers import comparison, contest, rivals
+from benchmarks.peers.contest import Case, Contest, Entry, Found
+from benchmarks.peers.references.work import Clock, Work, read_work
 
 WORK = Work(envs=4, steps=8, updates=2, skip=1)
 CASE = Case("toy", "cartpole", WORK, (Entry("spmdrl", 2, 1), Entry("SB3", 2, 1, goal=8)))
@@ -38,10 +33,6 @@ def test_work_survives_the_command_line(monkeypatch):
     found, others = read_work(parser)
     assert found == work
     assert others.threads == 2
-
-
-def test_sizes_of_the_work():
-    assert (WORK.batch, WORK.minibatch, WORK.all_updates) == (32, 8, 3)
 
 
 def test_clock_prints_what_is_read(capsys):
@@ -171,7 +162,7 @@ def test_peer_that_fails_later_has_no_ratio(toy):
     made.measure(1)
     del rates["SB3", "SubprocVecEnv"]
     made.measure(2)
-    row = peers.summarize([CASE], made.found)[1]
+    row = comparison.summarize([CASE], made.found)[1]
     assert row["failure"] == "failed in round 2: out of memory"
     assert row["ratio"] is None
 
@@ -186,8 +177,8 @@ def test_peer_that_cannot_be_installed_stays_in_the_table(toy, monkeypatch):
     made.build()
     made.try_settings()
     made.measure(1)
-    rows = peers.summarize([CASE], made.found)
-    text = peers.report([CASE], rows, {}, {"toy": ONCE}, "Made by hand.")
+    rows = comparison.summarize([CASE], made.found)
+    text = comparison.report([CASE], rows, {}, {"toy": ONCE}, "Made by hand.")
     assert "| toy | SB3 |  | not run: cannot be installed: uv pip: no such package |  | 8 |" in text
 
 
@@ -197,16 +188,16 @@ def test_peer_that_cannot_be_installed_stays_in_the_table(toy, monkeypatch):
 
 def test_ratio_is_taken_in_each_round():
     ours, theirs = Found(rates=[100.0, 300.0, 80.0]), Found(rates=[10.0, 10.0, 10.0])
-    assert peers.ratio(ours, theirs) == Spread(10, 8, 30)
-    assert peers.ratio(ours, Found(failure="no")) is None
+    assert comparison.ratio(ours, theirs) == Spread(10, 8, 30)
+    assert comparison.ratio(ours, Found(failure="no")) is None
 
 
 def test_table(toy):
     made, _ = toy
     made.try_settings()
     made.measure(5)
-    rows = peers.summarize([CASE], made.found)
-    text = peers.report([CASE], rows, {"SB3": {"torch": "2"}}, {"toy": ONCE}, "Made by hand.")
+    rows = comparison.summarize([CASE], made.found)
+    text = comparison.report([CASE], rows, {"SB3": {"torch": "2"}}, {"toy": ONCE}, "Made by hand.")
     assert "| toy | spmdrl | 2 ranks | 200 (200–200) |  |  |" in text
     assert "| toy | SB3 | SubprocVecEnv | 20.0 (20.0–20.0) | 10.0 (10.0–10.0) | 8 |" in text
     assert "| toy | SB3 | DummyVecEnv | 10.0 |" in text
@@ -222,8 +213,8 @@ def test_cases_that_were_not_measured_again_stay():
     ]
     now = {("Pong 8", "spmdrl"): Found({"": 9.0}, {}, [9.0]),
            ("Pong 8", "torch reference"): Found({"": 1.0}, {}, [1.0])}  # fmt: skip
-    cases, found = peers.joined(earlier, now)
-    rows = peers.summarize(cases, found)
+    cases, found = comparison.joined(earlier, now)
+    rows = comparison.summarize(cases, found)
     assert [(r["case"], r["trainer"]) for r in rows] == [
         ("CartPole 8", "spmdrl"), ("CartPole 8", "SB3"),
         ("Pong 8", "spmdrl"), ("Pong 8", "torch reference"),

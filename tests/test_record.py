@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spmdrl import record
+from spmdrl import evaluate, record
 from spmdrl.config import Config, ConfigError, EnvConfig, EvalConfig, NetConfig
 from spmdrl.envs import make_env
 from spmdrl.envs.envpool_backend import EnvpoolBatch
 from spmdrl.episodes import FIELDS, INDEX, Batches, Recording, map_arrays
 from spmdrl.nets import make_policy, moments
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
-from spmdrl.runtime.play import find_checkpoint
+from spmdrl.runtime.models import find_checkpoint
 from spmdrl.runtime.rundir import open_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,7 +102,7 @@ def test_the_index_explains_the_recording(recording, run_dir):
     assert index["env"] == "CartPole-v1"
     assert index["spaces"]["obs"] == {"shape": [4], "dtype": "float32"}
     assert index["spaces"]["action"]["kind"] == "discrete"
-    manifest = json.loads((find_checkpoint(run_dir, None) / "manifest.json").read_text())
+    manifest = json.loads((find_checkpoint(run_dir) / "manifest.json").read_text())
     assert index["checkpoint"]["sha256"] == manifest["sha256"]
     assert index["checkpoint"]["update"] == 3
     assert (index["deterministic"], index["workers"]) == (False, 1)
@@ -301,9 +301,54 @@ def test_an_episode_without_an_end_is_an_error(run_dir, tmp_path, capsys):
 
 
 def test_the_best_checkpoint(run_dir):
-    assert record.named_checkpoint(run_dir, "best").name == "update-00000002"
-    assert record.named_checkpoint(run_dir, "latest").name == "update-00000003"
-    assert record.named_checkpoint(run_dir, "1").name == "update-00000001"
+    assert find_checkpoint(run_dir, "best").name == "update-00000002"
+    assert find_checkpoint(run_dir, "latest").name == "update-00000003"
+    assert find_checkpoint(run_dir, "1").name == "update-00000001"
+
+
+def test_no_checkpoint_is_the_best_where_none_knows_its_return(folder):
+    run = make_run(folder / "silent", EnvConfig(id="CartPole-v1"), returns=(None,))
+    with pytest.raises(ConfigError, match="has a recorded return; use --checkpoint latest"):
+        find_checkpoint(run, "best")
+    assert find_checkpoint(run).name == "update-00000001"
+
+
+# ---------------------------------------------------------------------------------------------
+# Evaluating has the same words for the same things
+
+
+def test_evaluate_and_record_take_the_same_words(run_dir, tmp_path, capsys):
+    words = ["--checkpoint", "best", "--stochastic"]
+    few = ["--episodes", "2"]
+    assert evaluate.main([str(run_dir), *few, *words]) == 0
+    assert record.main([str(run_dir), *few, *words, "--out", str(tmp_path / "out")]) == 0
+    result = json.loads((run_dir / "eval.json").read_text())
+    index = Recording(tmp_path / "out").index
+    assert (result["checkpoint"], index["checkpoint"]["update"]) == ("update-00000002", 2)
+    assert result["deterministic"] is index["deterministic"] is False
+    low, high = result["return_ci95"]
+    assert low <= result["return_mean"] <= high
+    assert "95 % interval" in capsys.readouterr().out
+
+
+def test_one_episode_has_neither_deviation_nor_interval(run_dir, capsys):
+    assert evaluate.main([str(run_dir), "--episodes", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "over 1 episode, length" in said
+    assert "±" not in said
+    assert "interval" not in said
+    result = json.loads((run_dir / "eval.json").read_text())
+    assert (result["return_std"], result["return_ci95"]) == (None, None)
+    assert result["returns"] == [result["return_mean"]]
+
+
+def test_eval_json_is_replaced_and_not_written_over(run_dir, tmp_path):
+    file, old = run_dir / "eval.json", tmp_path / "old"
+    file.write_text("old")
+    os.link(file, old)
+    assert evaluate.main([str(run_dir), "--episodes", "1"]) == 0
+    assert old.read_text() == "old"
+    assert "return_mean" in file.read_text()
 
 
 def test_a_flipped_bit_is_found(recording, tmp_path):

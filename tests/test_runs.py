@@ -27,7 +27,8 @@ from dataclasses import replace
 from spmdrl.runtime import session
 from spmdrl.config import Config, ConfigError
 from spmdrl.parallel.topology import Topology
-from spmdrl.runtime.watchdog import StopRequest, Watchdog
+from spmdrl.runtime.signals import StopRequest
+from spmdrl.runtime.watchdog import Watchdog
 from spmdrl.parallel.world import World
 
 SUMMARY = {"episode_return_mean": 1.0, "env_steps": 1, "wall_s": 1.0, "sps": 1.0}

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from spmdrl.parallel.sync import odd_ones
-from spmdrl.parallel.topology import mpirun_command
+from spmdrl.parallel.guards import minority
+from spmdrl.parallel.spawn import mpirun_command
 from spmdrl.runtime.watchdog import Watchdog, start_folder
 
 
@@ -26,8 +26,8 @@ from spmdrl.runtime.watchdog import Watchdog, start_folder
         ({"a": 7, "b": 7, "c": 8, "d": 8}, ["a", "b", "c", "d"]),
     ],
 )
-def test_the_minority_is_odd_and_everybody_where_there_is_none(found, odd):
-    assert odd_ones(found) == odd
+def test_the_minority_differs_and_everybody_where_there_is_none(found, odd):
+    assert minority(found) == odd
 
 
 # ---------------------------------------------------------------------------------------------
@@ -161,5 +161,5 @@ def test_late_ranks_are_named_while_the_others_wait():
 def test_a_rank_that_never_comes_ends_the_job():
     done = meet(late=20.0, limit=0.5)
     assert done.returncode == 3
-    assert "ranks 1, 2 of 3 did not come within" in done.stdout
+    assert "ranks 1, 2 (of 3) did not start within" in done.stdout
     assert "--sync.start-timeout-s" in done.stdout

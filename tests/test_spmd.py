@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from spmdrl.parallel.topology import SAME_BITS_FLAG, mpirun_command
+from spmdrl.parallel.process import SAME_BITS_FLAG
+from spmdrl.parallel.spawn import mpirun_command
 from spmdrl.verify import TOPOLOGIES
 from spmdrl.verify import main as verify
 

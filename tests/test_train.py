@@ -92,8 +92,8 @@ class Run:
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    """A Python process that knows nothing of this test's launcher or jax settings."""
-    ours = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "SPMDRL_", "XLA_", "JAX_")
+    """A Python process that knows nothing of this test's launcher, uv or jax settings."""
+    ours = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "SPMDRL_", "XLA_", "JAX_", "UV_RUN")
     env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return subprocess.run(
         [sys.executable, *map(str, words)],

@@ -1,12 +1,8 @@
-"""Parameters in, a rollout out: all environments of this rank, spread over its devices.
-
-Public names: `Collector`, `Episodes`.
-"""
+"""Parameters in, a rollout out: all environments of this rank, spread over its devices."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +10,20 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from spmdrl.acting.actors import LoopActor, ScanActor
+from spmdrl.acting import compiled, stepped
+from spmdrl.acting.action_log import ActionLog, replay
+from spmdrl.acting.compiled import CompiledActor
+from spmdrl.acting.stepped import SteppedActor, Stopwatch
 from spmdrl.config import Config
 from spmdrl.envs import make_env
-from spmdrl.nets.policy import Policy, variables_of
+from spmdrl.nets.policy import make_policy, variables_of
 from spmdrl.parallel.mesh import host_device, join, on_device
-from spmdrl.parallel.placement import WHOLE_VECTORS, rollout_specs, split_ids
-from spmdrl.runtime.checkpoint import CheckpointError, from_named, to_named
-from spmdrl.types import Array, EnvSpec, Rollout, TrainState
+from spmdrl.parallel.placement import rollout_specs, split_ids
+from spmdrl.parallel.platforms import likes
+from spmdrl.trees import to_named
+from spmdrl.types import Array, Obs, Rollout, TrainState
+
+__all__ = ["Collector", "Episodes"]
 
 
 @dataclass(frozen=True)
@@ -43,93 +45,64 @@ class Ahead:
     episodes: Episodes
 
 
-class Stopwatch:
-    """Seconds spent under each name since the last reading."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def start(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
-
-    def read(self) -> dict[str, float]:
-        seconds, self.seconds = self.seconds, {}
-        return seconds
-
-
-# ---------------------------------------------------------------------------------------------
-# All devices of this rank
-
-
 class Collector:
     """The environments of this rank, spread over its devices."""
 
-    def __init__(
-        self,
-        config: Config,
-        make_policy: Callable[[EnvSpec, str], Policy],
-        mesh: Mesh,
-        ids: range,
-        threads: int,
-        shards: int,
-    ):
-        self._config, self._mesh, self._make_policy = config, mesh, make_policy
+    def __init__(self, config: Config, mesh: Mesh, ids: range, threads: int, shards: int):
+        self._config, self._mesh = config, mesh
         self._learners = list(mesh.local_devices)
         self._devices = acting_devices(config, self._learners)
         self._threads = max(1, threads // len(self._devices))
         self._shards = shards
+        self._ids = ids
         self._blocks = [ids[p.start : p.stop] for p in split_ids(len(ids), len(self._devices))]
-        self._actions: list[np.ndarray] = []
-        self._ahead: Ahead | None = None
         self.watch = Stopwatch()
-        self.actors: list[Any] = []  # all ScanActor or all LoopActor
+        self.actors: list[Any] = []  # all of one kind
         self.renew(generation=0)
 
     def renew(self, generation: int) -> None:
         """Make all environments anew; episodes under way are cut."""
         self.close()
-        self._actions, self._ahead = [], None
+        self._log = ActionLog(len(self._ids), self._config.checkpoint.envs == "replay")
+        self._ahead: Ahead | None = None
         self.actors = [
             self._make_actor(device, ids, generation)
             for device, ids in zip(self._devices, self._blocks, strict=True)
         ]
 
-    def _make_actor(self, device: jax.Device, ids: range, generation: int) -> ScanActor | LoopActor:
-        compiled = compiles(self._config, device)
-        parts = 1 if compiled else halves_of(len(ids), self._shards)
+    def _make_actor(
+        self, device: jax.Device, ids: range, generation: int
+    ) -> CompiledActor | SteppedActor:
+        inside = simulates_inside(self._config, device)
+        parts = 1 if inside else stepped.groups_of(len(ids), self._shards)
         envs = [
             make_env(self._config, ids[part.start : part.stop], self._threads, generation)
             for part in split_ids(len(ids), parts)
         ]
         self.spec = envs[0].spec
-        self.policy = self._make_policy(self.spec, self._learners[0].platform)
-        policy = self._make_policy(self.spec, device.platform)
+        policy = make_policy(self._config, self.spec, device.platform)
         local_ids = jax.device_put(np.asarray(ids, np.int32), device)
-        if compiled:
-            return ScanActor(self._config, policy, envs[0], local_ids, self._shards)
-        return LoopActor(self._config, policy, envs, local_ids, self._shards)
+        if inside:
+            return CompiledActor(self._config, policy, envs[0], local_ids, self._shards)
+        return SteppedActor(self._config, policy, envs, local_ids, self._shards)
 
     @property
-    def way(self) -> str:
+    def description(self) -> str:
         """How rollouts are made, for the log."""
-        where = ", on the processor" if self._elsewhere else ""
-        if isinstance(self.actors[0], ScanActor):
-            return f"in one compiled program, simulator included{where}"
-        turns = ", in two halves that take turns" if len(self.actors[0].halves) == 2 else ""
-        return f"step by step from Python{turns}{where}"
+        where = ", on the processor" if self._acts_elsewhere else ""
+        return f"{self.actors[0].description}{where}"
 
     @property
-    def _elsewhere(self) -> bool:
+    def first_obs(self) -> Obs:
+        """An observation of one environment."""
+        return jax.tree.map(lambda x: np.asarray(x)[0], self.actors[0].state.obs)
+
+    @property
+    def _acts_elsewhere(self) -> bool:
         return self._devices != self._learners
 
     def _moved(self, trees: Sequence[Any], devices: Sequence[jax.Device]) -> Sequence[Any]:
-        if not self._elsewhere:
+        if not self._acts_elsewhere:
             return trees
         return [jax.device_put(t, device) for t, device in zip(trees, devices, strict=True)]
 
@@ -147,32 +120,16 @@ class Collector:
             return done.rollout, done.episodes
         inputs = (variables_of(state.params, state.obs_moments), key, state.step)
         copies = self._moved([on_device(inputs, x) for x in self._learners], self._devices)
-        if isinstance(self.actors[0], ScanActor):
-            parts = [a.collect(*copy) for a, copy in zip(self.actors, copies, strict=True)]
-        else:
-            parts = self._collect_in_turn(copies)
+        parts = self._collect_parts(copies)
         rollout = self._join(self._moved([part for part, _ in parts], self._learners))
         episodes = self._episodes([jax.tree.map(np.asarray, e) for _, e in parts])
-        self._remember([np.asarray(part.action) for part, _ in parts])
+        self._log.add(self.spec.action, [np.asarray(part.action) for part, _ in parts])
         return rollout, episodes
 
-    def _collect_in_turn(self, copies: Sequence[Any]) -> list[tuple[Rollout, dict[str, Array]]]:
-        for actor, copy in zip(self.actors, copies, strict=True):
-            actor.start(*copy)
-        halves = [(actor, half) for actor in self.actors for half in actor.halves]
-        self.watch.start()
-        for _, half in halves:
-            half.think(0)
-        for t in range(num_steps := self._config.algo.num_steps):
-            for _, half in halves:
-                half.send()
-            self.watch.lap("inference")
-            for actor, half in halves:
-                actor.receive(half, t)
-                if t + 1 < num_steps:
-                    half.think(t + 1)  # while the halves after it are simulated
-            self.watch.lap("env")
-        return [actor.finish() for actor in self.actors]
+    def _collect_parts(self, inputs: Sequence[Any]) -> list[tuple[Rollout, dict[str, Array]]]:
+        if isinstance(self.actors[0], CompiledActor):
+            return compiled.collect_all(self.actors, inputs)
+        return stepped.collect_all(self.actors, inputs, self._config.algo.num_steps, self.watch)
 
     def _join(self, parts: Sequence[Rollout]) -> Rollout:
         def join_field(spec: Any, *xs: Any) -> Any:
@@ -183,13 +140,13 @@ class Collector:
         return jax.tree.map(join_field, rollout_specs(), *parts, is_leaf=is_spec)
 
     def _episodes(self, parts: Sequence[dict[str, np.ndarray]]) -> Episodes:
-        over, score, length = (
+        over, returns, length = (
             np.concatenate([part[name] for part in parts], axis=1)
-            for name in ("over", "score", "length")
+            for name in ("over", "return", "length")
         )
         t, b = np.nonzero(over)
-        ids = np.concatenate([np.asarray(a.env_ids) for a in self.actors])
-        return Episodes(t, ids[b], score[t, b], length[t, b].astype(np.int64))
+        ids = np.asarray(self._ids)
+        return Episodes(t, ids[b], returns[t, b], length[t, b].astype(np.int64))
 
     # -- what a checkpoint keeps; environments along the first axis
 
@@ -202,38 +159,11 @@ class Collector:
 
     def take_actions(self) -> np.ndarray:
         """`[B, steps, ...]` actions since the last call, or since the environments were made."""
-        count = len(self._actions) - (self._ahead is not None)  # one entry a rollout
-        taken, self._actions = self._actions[:count], self._actions[count:]
-        if not taken:
-            return np.empty((sum(map(len, self._blocks)), 0), np.uint8)
-        # In C order: safetensors writes the memory as it lies.
-        return np.ascontiguousarray(np.concatenate(taken, axis=1))
-
-    def _remember(self, parts: Sequence[np.ndarray]) -> None:
-        if self._config.checkpoint.envs == "fresh":
-            return
-        actions = np.concatenate(parts, axis=1).swapaxes(0, 1)
-        space = self.spec.action
-        if space.kind != "box" and max(space.nvec) <= 256:
-            actions = actions.astype(np.uint8)
-        self._actions.append(actions)
+        return self._log.take(keep_last=self._ahead is not None)
 
     def replay(self, actions: np.ndarray, named: dict[str, np.ndarray]) -> None:
         """Bring new environments to where the old ones were; `named` says where that was."""
-        start = 0
-        for actor in self.actors:
-            rows = slice(start, start + actor.num_envs)
-            start = rows.stop
-            obs = actor.state.obs
-            for t in range(actions.shape[1]):
-                obs = actor.step(widen(actions[rows, t]))
-            state = from_named(actor.state, {k: v[rows] for k, v in named.items()})
-            if not np.array_equal(obs, state.obs):
-                raise CheckpointError(
-                    "the environments did not repeat themselves: their observation differs from "
-                    "the saved one. Add --checkpoint.envs fresh to go on with new episodes"
-                )
-            actor.place(state)
+        replay(self.actors, actions, named)
 
     def close(self) -> None:
         for actor in self.actors:
@@ -251,20 +181,6 @@ def acting_devices(config: Config, learners: list[jax.Device]) -> list[jax.Devic
     return learners
 
 
-def compiles(config: Config, device: jax.Device) -> bool:
+def simulates_inside(config: Config, device: jax.Device) -> bool:
     """Whether the simulator can be part of a program on this device."""
-    return config.env.backend == "envpool" and device.platform == "cpu"
-
-
-def halves_of(envs: int, shards: int) -> int:
-    """How many parts of a device's environments take turns: two, unless they would be tiny.
-
-    Whole vectors and whole shards stay together, so that the bits do not depend on it.
-    """
-    even = envs % (2 * WHOLE_VECTORS) == 0 and (shards == 1 or shards % 2 == 0)
-    return 2 if even else 1
-
-
-def widen(actions: np.ndarray) -> np.ndarray:
-    """Stored actions as a policy gives them."""
-    return actions.astype(np.int32) if actions.dtype == np.uint8 else actions
+    return config.env.backend == "envpool" and likes(device.platform).runs_simulators

@@ -1,1 +1,6 @@
-"""Losses as pure functions."""
+"""Algorithms, one file each; light to import, so that a config can name one before jax loads."""
+
+from spmdrl.algos.base import Algorithm, Minibatch, Models, Moment, Outputs
+from spmdrl.algos.ppo import Ppo
+
+__all__ = ["Algorithm", "Minibatch", "Models", "Moment", "Outputs", "Ppo"]

@@ -1,13 +1,12 @@
-"""Generalised advantage estimation (Schulman et al. 2016) over next-step auto-reset rollouts.
-
-Public names: `gae`, `fold_discounts`.
-"""
+"""Returns and advantages over rollouts whose environments reset on the step after the end."""
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
+
+from spmdrl.lazy import Array, jax, jnp
+
+__all__ = ["fold_discounts", "gae"]
 
 
 def fold_discounts(
@@ -30,7 +29,10 @@ def gae(
     v_tm1: Float[Array, "T B"],
     v_last: Float[Array, "B"],
 ) -> Float[Array, "T B"]:
-    """A_t = delta_t + trace_t A_{t+1} with delta_t = r_t + discount_t v_t - v_{t-1}."""
+    """Generalised advantage estimation (Schulman et al. 2016).
+
+    A_t = delta_t + trace_t A_{t+1} with delta_t = r_t + discount_t v_t - v_{t-1}.
+    """
     v_t = jnp.concatenate([v_tm1[1:], v_last[None]])
     # Selected, not multiplied: a simulation that ends because it diverged has a final value that
     # is not finite, and 0 times that would poison the whole episode.

@@ -1,7 +1,6 @@
 """Texts of batch scripts for Slurm and PBS, from one set of pieces.
 
-The scripts in `slurm/` are made of the same pieces; a test keeps them equal. Public names: `Job`,
-`slurm_script`, `pbs_script`.
+The scripts in `slurm/` are made of the same pieces; a test keeps them equal.
 """
 
 from __future__ import annotations
@@ -10,12 +9,14 @@ import shlex
 from dataclasses import dataclass
 from string import Template
 
+__all__ = ["WARNING_S", "BatchJob", "pbs_script", "seconds", "slurm_script"]
+
 # Seconds between the warning and the end of the time limit: one update and one checkpoint.
 WARNING_S = 60
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """What a batch system has to know."""
 
     name: str
@@ -28,7 +29,7 @@ class Job:
     partition: str = ""
 
 
-def slurm_script(job: Job) -> str:
+def slurm_script(job: BatchJob) -> str:
     """An sbatch script that needs no care: it saves, requeues and resumes by itself."""
     pieces = [SLURM_HEAD, SLURM_GPU if job.gpus_per_node else SLURM_CPU, SLURM_LIMITS]
     pieces += [SLURM_RUN_DIR, RANK, SLURM_START, SLURM_END]
@@ -36,7 +37,7 @@ def slurm_script(job: Job) -> str:
     return Template("".join(pieces)).substitute(_values(job), partition_line=partition)
 
 
-def pbs_script(job: Job) -> str:
+def pbs_script(job: BatchJob) -> str:
     """The same for PBS: qsub, mpiexec, and a job that submits its own continuation."""
     select = f"select={job.nodes}:ncpus={job.ranks_per_node * job.cpus_per_rank}"
     select += f":mpiprocs={job.ranks_per_node}"
@@ -47,7 +48,7 @@ def pbs_script(job: Job) -> str:
     return Template("".join([PBS_HEAD, RANK, PBS_START])).substitute(values)
 
 
-def _values(job: Job) -> dict[str, str]:
+def _values(job: BatchJob) -> dict[str, str]:
     return {
         "name": job.name,
         "nodes": str(job.nodes),

@@ -2,7 +2,7 @@
 
 Reads `host slots=N` files and the CSV of older systems with the header
 `job,ip,tf_port,cuda_visible_devices,ssh_port,ssh_username,ssh_password`. Public names: `Host`,
-`read_hostfile`, `read_cluster`, `mpirun_command`, `ssh_advice`.
+`read_hostfile`, `read_cluster`, `mpirun_over_hosts`, `ssh_advice`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _merge(path: str, hosts: Sequence[Host]) -> list[Host]:
 # The command
 
 
-def mpirun_command(hosts: Sequence[Host], program: Sequence[str]) -> list[str]:
+def mpirun_over_hosts(hosts: Sequence[Host], program: Sequence[str]) -> list[str]:
     """mpirun over the hosts; a part for each run of hosts that show the same GPUs."""
     command = ["mpirun", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *_ssh_args(hosts)]
     for name, value in KEEPALIVE.items() if len(hosts) > 1 else []:

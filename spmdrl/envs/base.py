@@ -1,8 +1,7 @@
 """What every backend offers: a batch of environments that reset themselves on the next step.
 
 The step after `terminated | truncated` ignores its action and returns the first observation of the
-next episode with reward 0. Public names: `EnvBatch`, `XlaStep`, `env_seeds`, `check_actions`,
-`to_env_action`, `flat_spec`, `flatten_obs`.
+next episode with reward 0.
 """
 
 from __future__ import annotations
@@ -16,7 +15,12 @@ import gymnasium as gym
 import numpy as np
 
 from spmdrl.config import ConfigError
-from spmdrl.types import ActionSpace, EnvSpec, TimeStep
+from spmdrl.types import ActionSpace, EnvSpec, Obs, ObsPart, TimeStep
+
+__all__ = [
+    "EnvBatch", "XlaStep", "action_space", "check_actions", "env_seeds", "obs_spec", "read_obs",
+    "to_env_action",
+]  # fmt: skip
 
 SEED_LIMIT = 2**31
 
@@ -35,7 +39,7 @@ class EnvBatch(Protocol):
     num_envs: int
     needs_x64: bool  # its compiled form takes float64
 
-    def reset(self) -> np.ndarray: ...
+    def reset(self) -> Obs: ...
     def send(self, action: np.ndarray) -> None: ...
     def recv(self) -> TimeStep: ...
     def xla(self) -> XlaStep | None:
@@ -113,29 +117,61 @@ def check_actions(space: ActionSpace, num_envs: int, action: np.ndarray) -> None
 # Observations
 
 
-def obs_spec(space: Any, env_id: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype as the network sees it: float64 becomes float32, a dict one vector."""
-    if isinstance(space, (gym.spaces.Dict, Mapping)):
-        parts = dict(space.items())
-        sizes = [math.prod(obs_spec(part, env_id)[0]) for part in parts.values()]
-        if any(isinstance(part, (gym.spaces.Dict, Mapping)) for part in parts.values()):
-            raise ConfigError(f"env.id {env_id} has nested observations; only flat dicts are read")
-        return (sum(sizes),), np.dtype(np.float32)
+VECTOR = "vector"  # name of the numbers beside images
+
+
+def obs_spec(space: Any, env_id: str) -> ObsPart | dict[str, ObsPart]:
+    """What the network sees: float64 becomes float32; the numbers of a dict are joined to one
+    vector, and its images keep their names."""
+    if not _is_dict(space):
+        return _part_spec(space, env_id)
+    parts = {key: _part_spec(space[key], env_id) for key in sorted(space.keys())}
+    images = {key: part for key, part in parts.items() if part.is_image}
+    sizes = [math.prod(part.shape) for key, part in parts.items() if key not in images]
+    vector = ObsPart((sum(sizes),), np.dtype(np.float32))
+    if not images:
+        return vector
+    return images | ({_vector_name(images): vector} if sizes else {})
+
+
+def _is_dict(space: Any) -> bool:
+    return isinstance(space, (gym.spaces.Dict, Mapping))
+
+
+def _vector_name(images: Mapping[str, Any]) -> str:
+    return VECTOR if VECTOR not in images else f"{VECTOR}_"
+
+
+def _part_spec(space: Any, env_id: str) -> ObsPart:
+    if _is_dict(space):
+        raise ConfigError(f"env.id {env_id} has nested observations; only flat dicts are read")
     if isinstance(space, gym.spaces.Discrete):
-        return (int(space.n),), np.dtype(np.float32)
+        return ObsPart((int(space.n),), np.dtype(np.float32))
     if isinstance(space, gym.spaces.Box):
-        image = space.dtype == np.uint8 and len(space.shape) == 3
-        return space.shape or (1,), np.dtype(np.uint8 if image else np.float32)
+        dtype = np.uint8 if _is_image(space) else np.float32
+        return ObsPart(space.shape or (1,), np.dtype(dtype))
     raise ConfigError(f"env.id {env_id} has observations {space}, which spmdrl cannot read")
 
 
-def flatten_obs(space: Any, obs: Any, xp: Any) -> Any:
+def _is_image(space: Any) -> bool:
+    return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
+def read_obs(space: Any, obs: Any, xp: Any) -> Obs:
     """A batch of observations as `obs_spec` describes it; `xp` is numpy or jax.numpy."""
-    if isinstance(space, (gym.spaces.Dict, Mapping)):
-        parts = [flatten_obs(space[key], obs[key], xp) for key in sorted(space.keys())]
-        return xp.concatenate([p.reshape(p.shape[0], -1).astype(np.float32) for p in parts], -1)
+    if not _is_dict(space):
+        return _read_part(space, obs, xp)
+    parts = {key: _read_part(space[key], obs[key], xp) for key in sorted(space.keys())}
+    images = {key: parts.pop(key) for key in list(parts) if _is_image(space[key])}
+    flat = [p.reshape(p.shape[0], -1).astype(np.float32) for p in parts.values()]
+    if not images:
+        return xp.concatenate(flat, -1)
+    return images | ({_vector_name(images): xp.concatenate(flat, -1)} if flat else {})
+
+
+def _read_part(space: Any, obs: Any, xp: Any) -> Any:
     if isinstance(space, gym.spaces.Discrete):
         return (obs.reshape(-1, 1) == xp.arange(int(space.n)) + int(space.start)).astype(np.float32)
-    if space.dtype == np.uint8 and len(space.shape) == 3:
+    if _is_image(space):
         return obs
     return obs.reshape(obs.shape[0], *(space.shape or (1,))).astype(np.float32)

@@ -1,7 +1,4 @@
-"""envpool: thousands of ids simulated by C++ threads, in synchronous mode.
-
-Public names: `EnvpoolBatch`, `without_effect`.
-"""
+"""envpool: thousands of ids simulated by C++ threads, in synchronous mode."""
 
 from __future__ import annotations
 
@@ -14,7 +11,9 @@ import numpy as np
 
 from spmdrl.config import ConfigError, suggest
 from spmdrl.envs import base
-from spmdrl.types import EnvSpec, TimeStep
+from spmdrl.types import EnvSpec, Obs, TimeStep
+
+__all__ = ["EnvpoolBatch", "has_64_bit_arrays", "without_effect"]
 
 
 class EnvpoolBatch:
@@ -37,15 +36,15 @@ class EnvpoolBatch:
             warnings.simplefilter("ignore")
             self._obs_space: Any = self.pool.observation_space
             action = base.action_space(self.pool.action_space, env_id)
-        self.spec = EnvSpec(*base.obs_spec(self._obs_space, env_id), action)
+        self.spec = EnvSpec(base.obs_spec(self._obs_space, env_id), action)
+        self.needs_x64 = has_64_bit_arrays(self.pool.spec)
         # Atari under episodic_life: a lost life is `terminated`, the end of the game is in info.
-        self.needs_x64 = action.dtype == np.float64
         self._game_over_in_info = "info:terminated" in self.pool._state_keys
         self._raw_reward_in_info = "info:reward" in self.pool._state_keys
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Obs:
         obs, _ = self.pool.reset()
-        return base.flatten_obs(self._obs_space, obs, np)
+        return base.read_obs(self._obs_space, obs, np)
 
     def send(self, action: np.ndarray) -> None:
         action = base.to_env_action(self.spec.action, action, np)
@@ -84,12 +83,23 @@ class EnvpoolBatch:
             reward = info["reward"]
         over = info["terminated"].astype(bool) if self._game_over_in_info else terminated
         return TimeStep(
-            obs=base.flatten_obs(self._obs_space, obs, xp),
+            obs=base.read_obs(self._obs_space, obs, xp),
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=truncated,
             episode_over=over | truncated,
         )
+
+
+def has_64_bit_arrays(spec: Any) -> bool:
+    """Whether anything that the compiled step takes or returns has 64-bit numbers.
+
+    Without x64 jax declares buffers of half the size for them, and envpool writes past their ends.
+    Info fields count: they are results of the compiled call too, whether anybody reads them or not.
+    """
+    arrays = [*spec.state_array_spec.values(), *spec.action_array_spec.values()]
+    dtypes = [np.dtype(array.dtype) for array in arrays]
+    return any(dtype.kind in "iuf" and dtype.itemsize == 8 for dtype in dtypes)
 
 
 def without_effect(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from spmdrl.envs import base
-from spmdrl.types import EnvSpec, TimeStep
+from spmdrl.types import EnvSpec, Obs, TimeStep
 
 
 class GymnasiumBatch:
@@ -27,11 +27,11 @@ class GymnasiumBatch:
         self.envs: Any = gym.make_vec(env_id, len(seeds), vectorization_mode=mode, **options)
         self._obs_space = self.envs.single_observation_space
         action = base.action_space(self.envs.single_action_space, env_id)
-        self.spec = EnvSpec(*base.obs_spec(self._obs_space, env_id), action)
+        self.spec = EnvSpec(base.obs_spec(self._obs_space, env_id), action)
 
-    def reset(self) -> np.ndarray:
+    def reset(self) -> Obs:
         obs, _ = self.envs.reset(seed=self._seeds)
-        return base.flatten_obs(self._obs_space, obs, np)
+        return base.read_obs(self._obs_space, obs, np)
 
     def send(self, action: np.ndarray) -> None:
         action = base.to_env_action(self.spec.action, action, np)
@@ -46,7 +46,7 @@ class GymnasiumBatch:
         else:
             obs, reward, terminated, truncated, _ = self.envs.step(self._action)
         return TimeStep(
-            obs=base.flatten_obs(self._obs_space, obs, np).copy(),
+            obs=_copied(base.read_obs(self._obs_space, obs, np)),
             reward=np.asarray(reward, np.float32),
             terminated=np.asarray(terminated, bool),
             truncated=np.asarray(truncated, bool),
@@ -62,3 +62,8 @@ class GymnasiumBatch:
 
     def close(self) -> None:
         self.envs.close()
+
+
+def _copied(obs: Obs) -> Obs:
+    """gymnasium fills the same arrays at the next step."""
+    return {k: x.copy() for k, x in obs.items()} if isinstance(obs, dict) else obs.copy()

@@ -1,39 +1,43 @@
-"""The stages of a PPO update, pure functions that end in partial sums.
+"""The stages of an update: pure functions `stage(learner, ...) -> (kept, to be summed)`.
 
-What a stage sums over its rows is added over devices and ranks before the next one: moments of the
-rollout, then advantages, then for every minibatch its gradient and the step. Public names:
-`Learner`, `Prepared`, `Progress`, `no_moments`, `moment_sums`, `prepare`, `gradient_sums`,
-`apply_gradient`, `begin`, `finish`, `prepared_specs`.
+What a stage keeps stays on its device. What it sums over its rows, with the shards along a first
+axis, is added over shards, devices and ranks before the next stage begins: moments of the rollout,
+then what the algorithm needs, then for every minibatch its gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
-from spmdrl.algos.ppo import REPORTED, Rows, mask_rows, ppo_sums
-from spmdrl.algos.returns import fold_discounts, gae
-from spmdrl.config import Config
+from spmdrl.algos.base import Algorithm, Models, Moment
+from spmdrl.config import Config, ConfigError
+from spmdrl.learning.gradients import Wire, sequence_gradient, step_gradient
+from spmdrl.learning.minibatches import Selector, Steps, make_selector
+from spmdrl.learning.optimizer import Optimizer, learning_rate, make_optimizer
 from spmdrl.nets import moments
-from spmdrl.nets.cpu import chunked_dense as wide
 from spmdrl.nets.policy import Policy, variables_of
+from spmdrl.parallel.guards import finite_inputs
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import rollout_specs, split_envs
+from spmdrl.parallel.platforms import likes
 from spmdrl.parallel.sync import GradSync
-from spmdrl.types import Array, Moments, Rollout, TrainState
+from spmdrl.types import Array, Report, Rollout, TrainState
 
-# Rows whose activations fit into a CPU's cache.
-IMAGE_CHUNK = 32
-VECTOR_CHUNK = 1024
+__all__ = [
+    "ROWS", "Learner", "Prepared", "Progress", "apply_gradient", "finish",
+    "gradient_sums", "make_learner", "moment_sums", "prepare",
+]  # fmt: skip
+
+ROWS = P(None, AXIS)  # where the environments stand in [T, B, ...]
 
 
 @dataclass(frozen=True)
@@ -41,304 +45,157 @@ class Learner:
     """What every stage needs and nothing changes."""
 
     config: Config
+    algorithm: Algorithm
     policy: Policy
-    optimizer: optax.GradientTransformation
+    selector: Selector
+    optimizer: Optimizer
     sync: GradSync
+    wire: Wire
     shards: int  # of each device: groups of environments whose sums stay apart until the end
-
-    @property
-    def minibatches(self) -> int:
-        return self.config.algo.minibatches
+    rows_at_once: int | None  # of a minibatch
 
     @property
     def num_gradients(self) -> int:
-        return self.config.algo.epochs * self.minibatches
+        return self.selector.epochs * self.selector.minibatches
 
     @property
     def normalizes(self) -> bool:
         return self.config.env.normalize_obs or self.config.env.normalize_reward
 
 
-class Prepared(struct.PyTreeNode):
-    """The rollout's targets, and in which order its steps are visited."""
+def make_learner(
+    config: Config, policy: Policy, sync: GradSync, platform: str, has_image: bool
+) -> Learner:
+    algorithm, liked = config.algo.make(), likes(platform)
+    if config.algo.selects == "steps" and jax.tree.leaves(policy.initial_carry(1)):
+        raise ConfigError(
+            f"{type(config.algo).__name__} learns from single steps, which a network with memory "
+            "cannot; it needs minibatches of sequences"
+        )
+    return Learner(
+        config=config,
+        algorithm=algorithm,
+        policy=policy,
+        selector=make_selector(config.algo),
+        optimizer=make_optimizer(config.optim),
+        sync=sync,
+        wire=Wire(algorithm.reports, sync.num_devices),
+        shards=config.sync.shards // sync.num_devices if config.sync.deterministic else 1,
+        rows_at_once=liked.image_rows if has_image else liked.vector_rows,
+    )
 
-    advantage: Float[Array, "T B"]
-    target: Float[Array, "T B"]
-    order: Int[Array, "E T B"]
-    obs_moments: Moments
-    reward_moments: Moments
-    bad: Float[Array, "places"]  # whose moments were not finite
+
+class Prepared(struct.PyTreeNode):
+    """What the minibatches need besides the rollout."""
+
+    targets: Any  # the algorithm's, [T, B, ...]
+    order: Any  # of the selector
+    obs_moments: Any
+    reward_moments: Any
 
 
 class Progress(struct.PyTreeNode):
     """What changes from minibatch to minibatch."""
 
     state: TrainState
-    stopped: Array  # by target_kl
+    stopped: Array  # by the algorithm
     skipped: Array  # gradients left out because they were not finite
     index: Int[Array, ""]
 
 
-def prepared_specs() -> Prepared:
-    """The environment axis of every field."""
-    same: Any = P()
-    steps = P(None, AXIS)
-    return Prepared(steps, steps, P(None, None, AXIS), same, same, same)
-
-
 # ---------------------------------------------------------------------------------------------
-# Stage 1: the moments of this rollout
+# The stages in their order
 
 
-def no_moments(learner: Learner) -> dict[str, Any]:
-    """Instead of `moment_sums` where nothing is normalised: a message less."""
-    return {"bad": jnp.zeros(learner.sync.places)}
+def moment_sums(learner: Learner, state: TrainState, rollout: Rollout) -> tuple[Any, Any]:
+    """The moments of this rollout."""
+    env = learner.config.env
 
-
-def moment_sums(learner: Learner, state: TrainState, rollout: Rollout) -> dict[str, Any]:
     def of_shard(shard: Rollout) -> dict[str, Any]:
         sums: dict[str, Any] = {}
-        if learner.config.env.normalize_obs:
-            sums["obs"] = moments.power_sums(state.obs_moments, shard.obs, shard.valid)
-        if learner.config.env.normalize_reward:
-            sums["reward"] = moments.power_sums(
-                state.reward_moments, shard.discounted_return, shard.valid
-            )
-        return sums | {"bad": flag_not_finite(learner, sums)}
+        if env.normalize_obs:
+            sums["obs"] = moments.obs_power_sums(state.obs_moments, shard.obs, shard.valid)
+        if env.normalize_reward:
+            known = state.reward_moments
+            sums["reward"] = moments.power_sums(known, shard.discounted_return, shard.valid)
+        return sums
 
-    return each_shard(learner, of_shard, rollout)
-
-
-# ---------------------------------------------------------------------------------------------
-# Stage 2: advantages, and their moments in each minibatch
+    return (), each_shard(learner, of_shard, (rollout_specs(), rollout))
 
 
 def prepare(
     learner: Learner, state: TrainState, rollout: Rollout, key: Array, sums: dict[str, Any]
-) -> tuple[Prepared, dict[str, Any]]:
-    algo, env = learner.config.algo, learner.config.env
+) -> tuple[Prepared, Any]:
+    """Targets and minibatches; what the algorithm sums over them, and what is not finite."""
     obs_moments, reward_moments = state.obs_moments, state.reward_moments
-    if env.normalize_obs:  # used from the next rollout on, so that this one's ratios start at 1
-        obs_moments = moments.merge(obs_moments, sums["obs"])
-    if env.normalize_reward:
+    if "obs" in sums:  # used from the next rollout on, so that this one's ratios start at 1
+        obs_moments = moments.merge_obs(obs_moments, sums["obs"])
+    if "reward" in sums:
         reward_moments = moments.merge(reward_moments, sums["reward"])
-    shards = each_shard(
-        learner, lambda shard: advantages(learner, state, reward_moments, shard), rollout
+    scaled = normalize_reward(learner, reward_moments, rollout)
+    models = models_of(learner, state)
+    targets = each_shard(
+        learner, partial(learner.algorithm.prepare, models), (rollout_specs(), scaled)
     )
-    advantage = jnp.concatenate(list(shards), axis=1)
-    prepared = Prepared(
-        advantage=advantage,
-        target=advantage + rollout.value,
-        order=step_order(
-            jax.random.fold_in(key, state.step), rollout.env_ids, algo.epochs, algo.num_steps
-        ),
-        obs_moments=obs_moments,
-        reward_moments=reward_moments,
-        bad=sums["bad"],
-    )
-    return prepared, advantage_sums(learner, rollout, prepared)
+    targets = jax.tree.map(lambda x: jnp.concatenate(list(x), axis=1), targets)
+    order = learner.selector.order(jax.random.fold_in(key, state.step), rollout.env_ids)
 
+    def sums_of_shard(shard: Rollout, targets: Any, order: Any) -> dict[str, Any]:
+        by_minibatch = partial(learner.selector.by_minibatch, order)
+        found = learner.algorithm.sums(shard, targets, by_minibatch)
+        return {"algorithm": found, "nonfinite": nonfinite_inputs(learner, shard)}
 
-def advantages(
-    learner: Learner, state: TrainState, reward_moments: Moments, rollout: Rollout
-) -> Float[Array, "T B"]:
-    """Advantages of normalised rewards, by the parameters that collected the rollout."""
-    algo, env = learner.config.algo, learner.config.env
-    reward = rollout.reward
-    if env.normalize_reward:
-        reward = reward / jnp.sqrt(moments.variance(reward_moments) + 1e-8)
-        reward = jnp.clip(reward, -env.reward_clip, env.reward_clip)
-    discount_t, trace_t = fold_discounts(
-        rollout.terminated, rollout.truncated, algo.gamma, algo.gae_lambda
-    )
-    actor = state.acting()
-    variables = variables_of(actor.params, actor.obs_moments)
-    _, _, v_last = learner.policy.apply(
-        variables, rollout.last_carry, rollout.last_obs, rollout.last_first
-    )
-    return gae(reward, discount_t, trace_t, rollout.value, v_last)
-
-
-def step_order(key: Array, env_ids: Array, epochs: int, num_steps: int) -> Int[Array, "E T B"]:
-    """A permutation of its own steps for each environment and epoch.
-
-    Keyed by the global id: the same wherever the environment lives.
-    """
-    draw = jax.vmap(lambda g: jax.random.bits(jax.random.fold_in(key, g), (epochs, num_steps)))
-    # The step's number in the low bits: one array to sort, which XLA does much faster than two.
-    # Equal high bits, which are rare, stay in order.
-    low = (num_steps - 1).bit_length()
-    numbered = (draw(env_ids) >> low << low) | jnp.arange(num_steps, dtype=jnp.uint32)
-    order = jax.lax.sort(numbered, is_stable=False) & ((1 << low) - 1)
-    return order.astype(jnp.int32).transpose(1, 2, 0)
-
-
-def advantage_sums(learner: Learner, rollout: Rollout, prepared: Prepared) -> dict[str, Any]:
-    """Per minibatch: count, sum, sum of squares. And what explained variance needs."""
-
-    def of_shard(rollout: Rollout, prepared: Prepared) -> dict[str, Any]:
-        weight = rollout.valid.astype(jnp.float32)
-        advantage = jnp.where(rollout.valid, prepared.advantage, 0.0)
-        powers = jnp.stack([weight, advantage, advantage**2], axis=-1)
-        if learner.config.algo.normalize_advantage == "minibatch":
-            powers = jax.vmap(lambda o: take_steps(powers, o))(prepared.order)
-            powers = powers.reshape(learner.num_gradients, -1, 3).sum(1)
-        else:
-            powers = powers.sum((0, 1))[None]
-        return {"powers": powers, "fit": fit_sums(rollout, prepared)}
-
-    return each_shard(learner, of_shard, rollout, prepared)
-
-
-def fit_sums(rollout: Rollout, prepared: Prepared) -> Float[Array, "5"]:
-    """Count and power sums of the targets and of the old values' errors."""
-    target = jnp.where(rollout.valid, prepared.target, 0.0)
-    error = jnp.where(rollout.valid, prepared.target - rollout.value, 0.0)
-    terms = [rollout.valid.astype(jnp.float32), target, target**2, error, error**2]
-    return jnp.stack([x.sum() for x in terms])
-
-
-def explained_variance(fit: Float[Array, "5"]) -> Float[Array, ""]:
-    n, y, yy, e, ee = fit
-    n = jnp.maximum(n, 1.0)
-    var_y, var_e = yy / n - (y / n) ** 2, ee / n - (e / n) ** 2
-    return jnp.where(var_y > 0, 1.0 - var_e / jnp.maximum(var_y, 1e-12), 0.0)
-
-
-def center_and_scale(powers: Float[Array, "3"]) -> tuple[Array, Array]:
-    """Mean and 1 / (deviation + 1e-8) of what was summed; N - 1 in the deviation."""
-    n, s1, s2 = powers
-    mean = s1 / jnp.maximum(n, 1.0)
-    var = jnp.maximum(s2 - s1 * mean, 0.0) / jnp.maximum(n - 1.0, 1.0)
-    return mean, 1.0 / (jnp.sqrt(var) + 1e-8)
-
-
-# ---------------------------------------------------------------------------------------------
-# Stage 3: the gradient of one minibatch, as sums
+    parts = ((rollout_specs(), rollout), (ROWS, targets), (learner.selector.spec, order))
+    partial_sums = each_shard(learner, sums_of_shard, *parts)
+    return Prepared(targets, order, obs_moments, reward_moments), partial_sums
 
 
 def gradient_sums(
-    learner: Learner, progress: Progress, rollout: Rollout, prepared: Prepared, powers: Array
-) -> Float[Array, "shards n"]:
-    """Minibatch `progress.index`: a slice of every environment's shuffled steps.
+    learner: Learner, progress: Progress, rollout: Rollout, prepared: Prepared, sums: Any
+) -> tuple[Any, Float[Array, "shards n"]]:
+    """The gradient of minibatch `progress.index`, and what travels with it."""
+    algorithm, policy, state = learner.algorithm, learner.policy, progress.state
+    moment = Moment(progress.index, share_left(learner, state))
+    constants = algorithm.constants(sums["algorithm"], moment)
+    selector = learner.selector
+    if isinstance(selector, Steps):
+        gradient = partial(step_gradient, algorithm, policy, state, selector, learner.rows_at_once)
+    else:
+        gradient = partial(sequence_gradient, algorithm, policy, state, selector)
 
-    One vector with the gradient first: that is one message, and one step of the optimiser.
-    """
-    state = progress.state
-    epoch, minibatch = jnp.divmod(progress.index, learner.minibatches)
-    mode = learner.config.algo.normalize_advantage
-    mean, scale = (jnp.zeros(()), jnp.ones(()))
-    if mode != "none":
-        mean, scale = center_and_scale(powers[progress.index if mode == "minibatch" else 0])
-    algo = learner.config.algo
-    clip_eps = scheduled(algo.clip_eps, algo.clip_schedule, learner, state)
+    def of_shard(*shard: Any) -> Float[Array, "n"]:
+        found = gradient(shard, progress.index, constants)
+        return learner.wire.pack(found, flag_here(learner, all_finite(found["grads"])))
 
-    def loss(
-        params: Any, probes: wide.Factors, obs: Array, first: Array, rows: Rows
-    ) -> tuple[Array, Any]:
-        variables = variables_of(params, state.obs_moments)
-        carry = learner.policy.initial_carry(obs.shape[0])
-        (_, dist_params, value), inputs = learner.policy.apply_probed(
-            variables, probes, carry, obs, first
-        )
-        total, sums = ppo_sums(algo, learner.policy.dist, clip_eps, dist_params, value, rows)
-        return total, (sums, inputs)
-
-    def of_chunk(shard: Rollout, prep: Prepared, t: Array, b: Array) -> tuple[Any, Any]:
-        """What is summed over chunks, and the factors, whose rows stay apart."""
-        rows = Rows(
-            action=shard.action[t, b],
-            log_prob=shard.log_prob[t, b],
-            value=shard.value[t, b],
-            advantage=(prep.advantage[t, b] - mean) * scale,
-            target=prep.target[t, b],
-            weight=shard.valid[t, b].astype(jnp.float32),
-        )
-        obs = shard.obs[t, b]
-        if jnp.issubdtype(obs.dtype, jnp.floating):
-            obs = mask_rows(rows.weight, obs)
-        probes = wide.probes_of(state.params, t.shape[0])
-        (grads, errors), (sums, inputs) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-            state.params, probes, obs, shard.first[t, b], rows
-        )
-        grads = wide.drop_kernels(grads)
-        return {"grads": grads, "sums": sums, "count": rows.weight.sum()}, (inputs, errors)
-
-    def of_shard(shard: Rollout, prep: Prepared) -> Float[Array, "n"]:
-        size = learner.config.algo.num_steps // learner.minibatches
-        t = jax.lax.dynamic_slice_in_dim(prep.order[epoch], minibatch * size, size)
-        b = jnp.broadcast_to(jnp.arange(t.shape[1]), t.shape)
-        total, factors = sum_over_chunks(
-            lambda ti, bi: of_chunk(shard, prep, ti, bi),
-            chunk_size(t.size, shard.obs),
-            t.reshape(-1),
-            b.reshape(-1),
-        )
-        grads = wide.add_kernels(total.pop("grads"), *factors)
-        rest = total | {"bad": flag_not_finite(learner, grads)}
-        return jnp.concatenate([ravel_pytree(grads)[0], ravel_pytree(rest)[0]])
-
-    return each_shard(learner, of_shard, rollout, prepared)
-
-
-def read_sums(learner: Learner, size: int, vector: Float[Array, "n"]) -> tuple[Array, Any]:
-    """The gradient of `size` parameters, and by name what `gradient_sums` put behind it."""
-    blank = {
-        "sums": dict.fromkeys(REPORTED, jnp.zeros(())),
-        "count": jnp.zeros(()),
-        "bad": jnp.zeros(learner.sync.places),
-    }
-    return vector[:size], ravel_pytree(blank)[1](vector[size:])
-
-
-# ---------------------------------------------------------------------------------------------
-# Stage 4: the same step everywhere
+    parts = ((ROWS, prepared.targets), (learner.selector.spec, prepared.order))
+    return (), each_shard(learner, of_shard, (rollout_specs(), rollout), *parts)
 
 
 def apply_gradient(
     learner: Learner, progress: Progress, vector: Float[Array, "n"]
-) -> tuple[Progress, dict[str, Array]]:
-    config, state = learner.config, progress.state
-    flat, restore = ravel_pytree(state.params)
-    grads, total = read_sums(learner, flat.size, vector)
+) -> tuple[tuple[Progress, dict[str, Array]], Any]:
+    """The same step everywhere."""
+    algorithm, state = learner.algorithm, progress.state
+    size = sum(x.size for x in jax.tree.leaves(state.params))
+    gradient, total = learner.wire.unpack(size, vector)
     count = jnp.maximum(total["count"], 1.0)
-    grads = grads / count
-    report = {name: s / count for name, s in total["sums"].items()}
-    report["optim/grad_norm"] = optax.tree.norm(grads)
-    updates, opt_state = learner.optimizer.update(grads, state.opt_state)
-    lr = scheduled(config.optim.lr, config.optim.lr_schedule, learner, state)
-    params = jax.tree.map(lambda p, u: p - lr * u, state.params, restore(updates))
+    gradient = gradient / count
+    report = {name: s / count for name, s in total["reports"].items()}
+    report["optim/grad_norm"] = jnp.sqrt(jnp.sum(gradient**2))
+    lr = learning_rate(learner.config, state.step)
+    params, opt_state = learner.optimizer.step(gradient, state.opt_state, state.params, lr)
 
-    bad = total["bad"].sum() > 0
+    bad = total["nonfinite"].sum() > 0
     keep = progress.stopped | bad
     new = state.replace(params=params, opt_state=opt_state)
     new = jax.tree.map(lambda old, stepped: jnp.where(keep, old, stepped), state, new)
     stopped = progress.stopped
-    if config.algo.target_kl is not None:
-        end_of_epoch = (progress.index + 1) % learner.minibatches == 0
-        stopped |= end_of_epoch & (report["ppo/approx_kl"] > config.algo.target_kl)
-    report["weight"] = 1.0 - keep.astype(jnp.float32)
-    report["bad"] = total["bad"]
-    next_progress = Progress(
-        state=new,
-        stopped=stopped,
-        skipped=progress.skipped + bad.astype(jnp.int32),
-        index=progress.index + 1,
-    )
-    return next_progress, report
-
-
-def scheduled(value: float, schedule: str, learner: Learner, state: TrainState) -> Array:
-    """The value now; linear schedules reach 0 after the last update."""
-    if schedule == "constant":
-        return jnp.asarray(value, jnp.float32)
-    left = 1.0 - state.step.astype(jnp.float32) / learner.config.num_updates
-    return value * jnp.maximum(left, 0.0)
-
-
-def begin(state: TrainState) -> Progress:
-    skipped, index = (jnp.zeros((), jnp.int32) for _ in range(2))  # each donated on its own
-    return Progress(state=state, stopped=jnp.zeros((), bool), skipped=skipped, index=index)
+    if algorithm.stop is not None:
+        end_of_epoch = (progress.index + 1) % learner.selector.minibatches == 0
+        stopped |= algorithm.stop(report, end_of_epoch)
+    report |= {"weight": 1.0 - keep.astype(jnp.float32), "nonfinite": total["nonfinite"]}
+    skipped = progress.skipped + bad.astype(jnp.int32)
+    return (Progress(new, stopped, skipped, progress.index + 1), report), ()
 
 
 def finish(
@@ -346,92 +203,87 @@ def finish(
     before: TrainState | None,
     progress: Progress,
     prepared: Prepared,
-    fit: Array,
+    sums: Any,
     reports: dict[str, Array],
-) -> tuple[TrainState, dict[str, Array]]:
+) -> tuple[tuple[TrainState, Report], Any]:
     """Count the update, take over the moments, and average the minibatches' reports.
 
     `before` is the state that the update began with; only `overlap` reads it.
     """
-    weight, bad = reports.pop("weight"), reports.pop("bad").sum(0) + prepared.bad
+    state, config = progress.state, learner.config
+    weight, gradients = reports.pop("weight"), reports.pop("nonfinite").sum(0)
     total = jnp.maximum(weight.sum(), 1.0)
     metrics = {k: jnp.where(weight > 0, x, 0.0).sum() / total for k, x in reports.items()}
-    metrics["ppo/explained_variance"] = explained_variance(fit)
-    state = progress.state
-    metrics["optim/lr"] = scheduled(
-        learner.config.optim.lr, learner.config.optim.lr_schedule, learner, state
-    )
+    metrics |= learner.algorithm.summary(sums["algorithm"])
+    metrics["optim/lr"] = learning_rate(config, state.step)
     metrics["optim/skipped"] = progress.skipped.astype(jnp.float32)
-    metrics["bad_places"] = bad
-    poisoned = prepared.bad.sum() > 0  # moments once not finite would stay so for ever
-    choose = lambda old, new: jax.tree.map(lambda a, b: jnp.where(poisoned, a, b), old, new)  # noqa: E731
+    # Moments that are once not finite would stay so for ever.
+    taken = (prepared.obs_moments, prepared.reward_moments)
+    known = (state.obs_moments, state.reward_moments)
+    sound = all_finite(taken)
+    obs_moments, reward_moments = jax.tree.map(lambda a, b: jnp.where(sound, a, b), taken, known)
     state = state.replace(
-        step=state.step + 1,
-        obs_moments=choose(state.obs_moments, prepared.obs_moments),
-        reward_moments=choose(state.reward_moments, prepared.reward_moments),
+        step=state.step + 1, obs_moments=obs_moments, reward_moments=reward_moments
     )
-    if learner.config.overlap:
+    if config.overlap:
         assert before is not None
         state = state.replace(behind=(before.params, before.obs_moments))
         metrics["overlap/lag"] = (before.step > 0).astype(jnp.float32)
-    return state, metrics
+    nonfinite = jnp.concatenate([sums["nonfinite"], gradients[None]])
+    return (state, Report(metrics, nonfinite)), ()
 
 
 # ---------------------------------------------------------------------------------------------
-# Shards and chunks
+# Pieces of the stages
 
 
-def each_shard(learner: Learner, function: Callable[..., Any], *parts: Any) -> Any:
+def models_of(learner: Learner, state: TrainState) -> Models:
+    actor = state.acting()
+    return Models(
+        learner.policy,
+        variables_of(state.params, state.obs_moments),
+        variables_of(actor.params, actor.obs_moments),
+    )
+
+
+def share_left(learner: Learner, state: TrainState) -> Float[Array, ""]:
+    left = 1.0 - state.step.astype(jnp.float32) / learner.config.num_updates
+    return jnp.maximum(left, 0.0)
+
+
+def normalize_reward(learner: Learner, known: Any, rollout: Rollout) -> Rollout:
+    env = learner.config.env
+    if not env.normalize_reward:
+        return rollout
+    reward = rollout.reward / jnp.sqrt(moments.variance(known) + 1e-8)
+    return rollout.replace(reward=jnp.clip(reward, -env.reward_clip, env.reward_clip))
+
+
+def each_shard(learner: Learner, function: Callable[..., Any], *parts: tuple[Any, Any]) -> Any:
     """`function` on every shard of a device's environments, results along a new first axis.
 
-    One shard is computed directly. Several go through a loop with one body, so that each result
-    has the same bits whichever device computes it.
+    Each part is `(where its environments stand, tree)`. One shard is computed directly. Several go
+    through a loop with one body, so that a result has the same bits whichever device computes it.
     """
+    specs, trees = zip(*parts, strict=True)
     if learner.shards == 1:
-        return jax.tree.map(lambda x: x[None], function(*parts))
-    specs = (rollout_specs(), prepared_specs())[: len(parts)]
-    return jax.lax.map(lambda p: function(*p), split_envs(specs, parts, learner.shards))
+        return jax.tree.map(lambda x: x[None], function(*trees))
+    return jax.lax.map(lambda p: function(*p), split_envs(specs, trees, learner.shards))
 
 
-def take_steps(x: Array, order: Int[Array, "T B"]) -> Array:
-    """Each environment's steps in its own order."""
-    return jnp.take_along_axis(x, order.reshape(order.shape + (1,) * (x.ndim - 2)), axis=0)
-
-
-def chunk_size(rows: int, obs: Array) -> int:
-    """The largest chunk that divides the rows and fits the cache; all rows where it were tiny."""
-    is_image = obs.ndim == 5
-    most = IMAGE_CHUNK if is_image else VECTOR_CHUNK
-    size = max(n for n in range(1, min(rows, most) + 1) if rows % n == 0)
-    return size if is_image or 4 * size > most else rows
-
-
-def sum_over_chunks(
-    function: Callable[..., tuple[Any, Any]], size: int, *rows: Array
-) -> tuple[Any, Any]:
-    """`function` on chunks of the rows, so that its temporaries stay small.
-
-    Of its two results the first is summed, the second has a row for each row.
-    """
-    chunks = rows[0].shape[0] // size
-    if chunks == 1:
-        return function(*rows)
-    cut = tuple(x.reshape(chunks, size) for x in rows)
-
-    def add(total: Any, chunk: tuple[Array, ...]) -> tuple[Any, Any]:
-        more, kept = function(*chunk)
-        return jax.tree.map(jnp.add, total, more), kept
-
-    shapes, _ = jax.eval_shape(function, *(x[0] for x in cut))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    total, kept = jax.lax.scan(add, zeros, cut)
-    return total, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), kept)
-
-
-def flag_not_finite(learner: Learner, tree: Any) -> Float[Array, "places"]:
-    """One-hot "this place has a number that is not finite", all zero if it has not."""
+def all_finite(tree: Any) -> Array:
     finite = jnp.asarray(True)
     for leaf in jax.tree.leaves(tree):
         finite &= jnp.isfinite(leaf).all()
-    here = jnp.arange(learner.sync.places) == learner.sync.place()
-    return (here & ~finite).astype(jnp.float32)
+    return finite
+
+
+def flag_here(learner: Learner, fine: Array) -> Float[Array, "D"]:
+    """One-hot "not so on this device", all zero if it is fine."""
+    here = jnp.arange(learner.sync.num_devices) == learner.sync.device_index()
+    return (here & ~fine).astype(jnp.float32)
+
+
+def nonfinite_inputs(learner: Learner, rollout: Rollout) -> Float[Array, "kinds D"]:
+    """Which kinds of numbers of this device's rollout are not finite, before others see them."""
+    return jnp.stack([flag_here(learner, fine) for fine in finite_inputs(rollout, jnp)])

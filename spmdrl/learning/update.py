@@ -1,169 +1,170 @@
-"""One rollout in, a new train state out: the PPO update, sharded over the local devices.
+"""One rollout in, a new train state out: the update, sharded over the local devices.
 
-`fused` puts the stages into one compiled program; `staged` compiles each and lets the sums travel
-between the calls. Public names: `init_train_state`, `make_optimizer`, `make_update`, `Update`,
-`params_sha256`.
+`run_update` puts the stages in order, once. `Fused` traces them into one compiled program; `Staged`
+compiles each and lets the sums over ranks travel between the calls.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmdrl.config import Config
 from spmdrl.learning.stages import (
+    ROWS,
     Learner,
+    Prepared,
     Progress,
     apply_gradient,
-    begin,
     finish,
     gradient_sums,
     moment_sums,
-    no_moments,
     prepare,
-    prepared_specs,
 )
-from spmdrl.nets import moments
-from spmdrl.nets.policy import Policy
+from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.parallel.mesh import on_device, replicate
 from spmdrl.parallel.placement import rollout_specs
-from spmdrl.parallel.sync import GradSync
-from spmdrl.types import Array, EnvSpec, Rollout, TrainState
+from spmdrl.types import Array, Report, Rollout, TrainState
 
-Update = Callable[[TrainState, Rollout, Array], tuple[TrainState, dict[str, Any]]]
+__all__ = ["Fused", "Staged", "Update", "make_update", "run_update"]
 
-
-def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Everything but the learning rate, which follows the update count."""
-    optim = config.optim
-    return optax.chain(
-        optax.clip_by_global_norm(optim.max_grad_norm),
-        optax.scale_by_adam(optim.adam_b1, optim.adam_b2, optim.adam_eps),
-    )
+Update = Callable[[TrainState, Rollout, Array], tuple[TrainState, Report]]
 
 
-def init_train_state(
-    config: Config, policy: Policy, spec: EnvSpec, key: Array, first_obs: np.ndarray | None = None
-) -> TrainState:
-    """`first_obs` is any observation; the moments count from it, against cancellation."""
-    params = policy.init(key)
-    obs_moments = moments.init((0,))
-    if config.env.normalize_obs:
-        obs_moments = moments.init(spec.obs_shape, first_obs)
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        params=params,
-        opt_state=make_optimizer(config).init(ravel_pytree(params)[0]),
-        obs_moments=obs_moments,
-        reward_moments=moments.init(()),
-        behind=(params, obs_moments) if config.overlap else (),
-    )
+class Stage(NamedTuple):
+    """A stage, the kinds of its arguments and of what it keeps; see `specs_of`."""
+
+    function: Callable[..., tuple[Any, Any]]
+    takes: tuple[str, ...]
+    keeps: str = "same"
+    donates: tuple[int, ...] = ()  # arguments whose memory the result may take
 
 
-def params_sha256(params: Any) -> str:
-    """Fingerprint of every bit of the parameters."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(params):
-        digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()
+MOMENTS = Stage(moment_sums, ("same", "rollout"))
+PREPARE = Stage(prepare, ("same", "rollout", "same", "same"), keeps="prepared")
+GRADIENT = Stage(gradient_sums, ("same", "rollout", "prepared", "same"))
+APPLY = Stage(apply_gradient, ("same", "same"), donates=(0,))
+FINISH = Stage(finish, ("same", "same", "prepared", "same", "same"))
 
 
-# ---------------------------------------------------------------------------------------------
-# Putting the stages together
+def specs_of(learner: Learner) -> dict[str, Any]:
+    """Where the environments stand in each kind of argument."""
+    same: Any = P()
+    prepared = Prepared(ROWS, learner.selector.spec, same, same)
+    return {"same": same, "rollout": rollout_specs(), "prepared": prepared}
 
 
-def make_update(config: Config, policy: Policy, sync: GradSync, mesh: Mesh) -> Update:
-    shards = config.sync.shards // sync.places if config.sync.deterministic else 1
-    learner = Learner(config, policy, make_optimizer(config), sync, shards)
-    return _fused(learner, mesh) if sync.between is None else _staged(learner, mesh)
+class Runner(Protocol):
+    """How stages are run and their sums added up."""
+
+    def place(self, tree: Any) -> Any: ...
+    def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]: ...
+    def repeat(self, step: Callable[..., Any], start: Any, count: int) -> tuple[Any, Any]: ...
 
 
-def _fused(learner: Learner, mesh: Mesh) -> Update:
-    add = learner.sync.in_step
+def run_update(
+    learner: Learner, run: Runner, state: TrainState, rollout: Rollout, key: Array
+) -> tuple[TrainState, Report]:
+    """`after` is the sum before, which must be complete on every rank before the next begins."""
+    known: Any = run.place({"none": np.zeros((), np.float32)})
+    if learner.normalizes:
+        _, known = run(MOMENTS, state, rollout)
+    prepared, sums = run(PREPARE, state, rollout, key, known, after=known)
 
-    def update(state: TrainState, rollout: Rollout, key: Array) -> Any:
-        sums = no_moments(learner)
-        if learner.normalizes:
-            sums = add(moment_sums(learner, state, rollout), None)
-        prepared, partial = prepare(learner, state, rollout, key, sums)
-        advantages = add(partial, sums)
+    def step(progress: Progress) -> tuple[Progress, dict[str, Array]]:
+        _, vector = run(GRADIENT, progress, rollout, prepared, sums, after=sums)
+        return run(APPLY, progress, vector)[0]
 
-        def step(progress: Progress, _: None) -> tuple[Progress, dict[str, Array]]:
-            partial = gradient_sums(learner, progress, rollout, prepared, advantages["powers"])
-            return apply_gradient(learner, progress, add(partial, advantages))
-
-        progress, reports = jax.lax.scan(step, begin(state), length=learner.num_gradients)
-        return finish(learner, state, progress, prepared, advantages["fit"], reports)
-
-    if learner.sync.mpi_in_step:
-        update.__name__ = "update_over_mpi"  # which the cache of programs knows not to keep
-
-    # check_vma=False: gradients with respect to the replicated parameters stay local, as in
-    # pmap; the sum over places is ours to take, once, together with everything else.
-    sharded = jax.shard_map(
-        update, mesh=mesh, in_specs=(P(), rollout_specs(), P()), out_specs=P(), check_vma=False
-    )
-    return jax.jit(sharded, donate_argnums=_donated(learner))
+    progress, reports = run.repeat(step, run.place(begin(state)), learner.num_gradients)
+    before = state if learner.config.overlap else None
+    return run(FINISH, before, progress, prepared, sums, reports)[0]
 
 
-def _donated(learner: Learner) -> tuple[int, ...]:
-    """The old state's memory becomes the new one's, unless actors still use it."""
-    return () if learner.config.overlap else (0,)
+def begin(state: TrainState) -> Progress:
+    skipped, index = (np.zeros((), np.int32) for _ in range(2))  # each donated on its own
+    return Progress(state=state, stopped=np.zeros((), bool), skipped=skipped, index=index)
 
 
-def _staged(learner: Learner, mesh: Mesh) -> Update:
-    add, between = learner.sync.in_step, learner.sync.between
-    assert between is not None
-    rows, prep = rollout_specs(), prepared_specs()
+@dataclass(frozen=True)
+class Fused:
+    """Inside one compiled program."""
 
-    def compiled(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        return jax.jit(
-            jax.shard_map(
-                function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-            )
+    learner: Learner
+
+    def place(self, tree: Any) -> Any:
+        return jax.tree.map(jnp.asarray, tree)
+
+    def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]:
+        kept, partial_sums = stage.function(self.learner, *args)
+        empty = not jax.tree.leaves(partial_sums)
+        return kept, () if empty else self.learner.sync.in_step(partial_sums, after)
+
+    def repeat(self, step: Callable[..., Any], start: Any, count: int) -> tuple[Any, Any]:
+        return jax.lax.scan(lambda progress, _: step(progress), start, length=count)
+
+
+class Staged:
+    """One compiled program per stage, and the sums over ranks between them."""
+
+    def __init__(self, learner: Learner, mesh: Mesh):
+        self._learner, self._mesh = learner, mesh
+        self._specs = specs_of(learner)
+        self._compiled: dict[Stage, Callable[..., Any]] = {}
+
+    def place(self, tree: Any) -> Any:
+        return replicate(tree, self._mesh)
+
+    def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]:
+        if stage not in self._compiled:
+            self._compiled[stage] = self._compile(stage)
+        kept, sums = self._compiled[stage](*args)
+        between, device = self._learner.sync.between, self._mesh.local_devices[0]
+        if between is None or not jax.tree.leaves(sums):
+            return kept, sums
+        return kept, replicate(between(on_device(sums, device)), self._mesh)
+
+    def _compile(self, stage: Stage) -> Callable[..., Any]:
+        def on_devices(*args: Any) -> tuple[Any, Any]:
+            kept, partial_sums = stage.function(self._learner, *args)
+            empty = not jax.tree.leaves(partial_sums)
+            return kept, () if empty else self._learner.sync.in_step(partial_sums, None)
+
+        ins = tuple(self._specs[kind] for kind in stage.takes)
+        outs = (self._specs[stage.keeps], P())
+        donates = () if self._learner.config.overlap else stage.donates
+        return jax.jit(_sharded(on_devices, self._mesh, ins, outs), donate_argnums=donates)
+
+    def repeat(self, step: Callable[..., Any], start: Any, count: int) -> tuple[Any, Any]:
+        progress, reports = start, []
+        for _ in range(count):
+            progress, report = step(progress)
+            reports.append(report)
+        return progress, jax.tree.map(lambda *x: jnp.stack(x), *reports)
+
+
+def make_update(learner: Learner, mesh: Mesh) -> Update:
+    if learner.sync.between is not None:
+        staged = Staged(learner, mesh)
+        return lambda state, rollout, key: run_update(
+            learner, staged, state, rollout, replicate(key, mesh)
         )
 
-    def prepare_stage(state: Any, rollout: Any, key: Any, sums: Any) -> Any:
-        prepared, partial = prepare(learner, state, rollout, key, sums)
-        return prepared, add(partial, None)
-
-    moments_of = compiled(lambda s, r: add(moment_sums(learner, s, r), None), (P(), rows), P())
-    prepare_of = compiled(prepare_stage, (P(), rows, P(), P()), (prep, P()))
-    gradient_of = compiled(
-        lambda p, r, q, a: add(gradient_sums(learner, p, r, q, a), None),
-        (P(), rows, prep, P()),
-        P(),
-    )
-    apply = jax.jit(lambda p, g: apply_gradient(learner, p, g), donate_argnums=_donated(learner))
-    finish_of = compiled(
-        lambda s, p, q, f, r: finish(learner, s, p, q, f, r), (P(), P(), prep, P(), P()), P()
-    )
-    device, nothing = mesh.local_devices[0], replicate(no_moments(learner), mesh)
-
-    def total(tree: Any) -> Any:
-        return replicate(between(on_device(tree, device)), mesh)
-
     def update(state: TrainState, rollout: Rollout, key: Array) -> Any:
-        key = replicate(key, mesh)
-        sums = total(moments_of(state, rollout)) if learner.normalizes else nothing
-        prepared, partial = prepare_of(state, rollout, key, sums)
-        advantages = total(partial)
-        progress, reports = replicate(begin(state), mesh), []
-        for _ in range(learner.num_gradients):
-            partial = gradient_of(progress, rollout, prepared, advantages["powers"])
-            progress, report = apply(progress, total(partial))
-            reports.append(report)
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *reports)
-        before = state if learner.config.overlap else None
-        return finish_of(before, progress, prepared, advantages["fit"], stacked)
+        return run_update(learner, Fused(learner), state, rollout, key)
 
-    return update
+    sharded = _sharded(update, mesh, (P(), rollout_specs(), P()), P())
+    compiled = private_jit if learner.sync.mpi_in_step else jax.jit
+    # The old state's memory becomes the new one's, unless actors still use it.
+    return compiled(sharded, donate_argnums=() if learner.config.overlap else (0,))
+
+
+def _sharded(function: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any) -> Callable[..., Any]:
+    # check_vma=False: gradients with respect to the replicated parameters stay local, as in
+    # pmap; the sum over devices is ours to take, once, together with everything else.
+    return jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)

@@ -2,7 +2,7 @@
 
 Each place sends shifted power sums, which add up; the sum is merged with what was known before
 (Chan, Golub, LeVeque 1983). The shift is the mean known so far, the same everywhere, so that
-little is lost to cancellation. Public names: `init, power_sums, merge, variance, normalize`.
+little is lost to cancellation. Of observations that are a dict, each vector has its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Shaped
 
-from spmdrl.types import Moments
+from spmdrl.types import EnvSpec, Moments, Obs, ObsPart
+
+__all__ = [
+    "init", "merge", "merge_obs", "normalize", "normalize_obs", "obs_power_sums",
+    "of_observations", "power_sums", "variance",
+]  # fmt: skip
 
 PowerSums = tuple[Array, Array, Array]  # count, sum of (x - shift), sum of (x - shift)^2
 
@@ -59,3 +64,38 @@ def normalize(
     mean = jnp.where(known.count > 0, known.mean, 0.0)  # a guess is not yet a mean
     scaled = (x.astype(jnp.float32) - mean) / jnp.sqrt(variance(known) + 1e-8)
     return jnp.clip(scaled, -clip, clip)
+
+
+# ---------------------------------------------------------------------------------------------
+# Observations: one array, or a dict whose images are left as they are
+
+
+def of_observations(wanted: bool, spec: EnvSpec, first_obs: Obs = None) -> Any:
+    """Moments of what is normalised: nothing, the vector, or each vector of a dict."""
+    if not wanted:
+        return init((0,))
+    if isinstance(spec.obs, ObsPart):
+        return init(spec.obs.shape, first_obs)
+    vectors = {name: part for name, part in spec.obs.items() if not part.is_image}
+    return {
+        name: init(part.shape, None if first_obs is None else first_obs[name])
+        for name, part in vectors.items()
+    }
+
+
+def obs_power_sums(known: Any, obs: Obs, valid: Bool[Array, "T B"]) -> Any:
+    if isinstance(known, Moments):
+        return power_sums(known, obs, valid)
+    return {name: power_sums(part, obs[name], valid) for name, part in known.items()}
+
+
+def merge_obs(known: Any, sums: Any) -> Any:
+    if isinstance(known, Moments):
+        return merge(known, sums)
+    return {name: merge(part, sums[name]) for name, part in known.items()}
+
+
+def normalize_obs(known: Any, obs: Obs, clip: float) -> Obs:
+    if isinstance(known, Moments):
+        return normalize(known, obs, clip)
+    return {k: normalize(known[k], x, clip) if k in known else x for k, x in obs.items()}

@@ -2,28 +2,30 @@
 
 jax writes its cache in place: a killed process leaves half a file, which is then never replaced.
 So every process works in a folder of links to what is known to be whole, and hands its new
-programs over by a rename. Nothing here imports jax. Public names: `open_cache`, `publish`.
+programs over by a link. Nothing here imports jax before it is asked to compile.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
+from typing import Any
+
+__all__ = ["open_cache", "private_jit", "publish"]
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 WORK = ".work-"
 LIMIT_BYTES = 1 << 29
 DAY = 86400.0
-# Programs with an address of this very process inside: the simulator's, or a communicator's.
-# They can never be used again.
-PRIVATE = ("jit_collect-", "jit_update_over_mpi-")
+PRIVATE = "private_"  # how the names of such functions begin
 
 
 def open_cache(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -53,9 +55,24 @@ def publish(environ: MutableMapping[str, str] = os.environ) -> None:
     if not work.name.startswith(WORK):
         return
     for entry in _entries(work):
-        if not entry.name.startswith(PRIVATE):
+        if not entry.name.startswith(f"jit_{PRIVATE}"):
             with contextlib.suppress(OSError):  # it is there already, or the disk is full
                 os.link(entry, work.parent / entry.name)
+
+
+def private_jit(function: Callable[..., Any], **options: Any) -> Any:
+    """`jax.jit` for a program with an address of this very process inside, never to be published.
+
+    The simulator's and a communicator's are such addresses: no other process could use the program.
+    """
+    import jax
+
+    @functools.wraps(function)
+    def private(*args: Any) -> Any:
+        return function(*args)
+
+    private.__name__ = private.__qualname__ = f"{PRIVATE}{function.__name__.strip('<>')}"
+    return jax.jit(private, **options)
 
 
 def _shared_folder(environ: MutableMapping[str, str]) -> Path:

@@ -1,12 +1,12 @@
 """Gather mode: every rank rolls out, rank 0 alone learns, and sends the parameters back.
 
 What `mpi_util` users know; here to be compared with averaged gradients, and for algorithms whose
-updates cannot be averaged. Ranks may have different numbers of environments. Public names:
-`gathered`.
+updates cannot be averaged. Ranks may have different numbers of environments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,27 +14,47 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from spmdrl.learning.update import Update
+from spmdrl.parallel.guards import finite_inputs
 from spmdrl.parallel.mesh import AXIS, on_device, replicate
 from spmdrl.parallel.placement import rollout_specs
 from spmdrl.parallel.sync import broadcast_tree
 from spmdrl.parallel.world import World
-from spmdrl.types import Rollout, TrainState
+from spmdrl.types import Report, Rollout, TrainState
+
+__all__ = ["gather_rollout", "gathered", "share_model"]
+
+Update = Callable[[TrainState, Rollout, Array], tuple[TrainState, Report]]
 
 
 def gathered(update: Update, world: World, mesh: Mesh) -> Update:
     """The given single-rank update on rank 0, with all ranks' rollouts."""
+    devices = len(mesh.local_devices)
 
-    def on_root(state: TrainState, rollout: Rollout, key: Array) -> Any:
-        whole = gather_rollout(world, mesh, rollout)
-        metrics: dict[str, Any] = {}
+    def on_root(state: TrainState, rollout: Rollout, key: Array) -> tuple[TrainState, Report]:
+        mine = jax.tree.map(np.asarray, rollout)
+        sound = world.table(np.array(finite_inputs(mine, np), np.float64))
+        whole = gather_rollout(world, mesh, mine)
+        answer: dict[str, Any] = {}
         if world.is_root:
-            state, metrics = update(state, whole, key)
-            metrics = {k: np.asarray(v).tolist() for k, v in metrics.items()}
-        metrics = {k: np.asarray(v) for k, v in world.broadcast_json(metrics).items()}
-        return share_model(world, mesh, state), metrics
+            state, report = update(state, whole, key)
+            metrics = {k: np.asarray(v).tolist() for k, v in report.metrics.items()}
+            gradient = np.asarray(report.nonfinite)[-1].tolist()
+            answer = {"metrics": metrics, "gradient": gradient}
+        answer = world.broadcast_json(answer)
+        metrics = {name: np.asarray(value) for name, value in answer["metrics"].items()}
+        nonfinite = _blame(sound, np.asarray(answer["gradient"]), devices)
+        return share_model(world, mesh, state), Report(metrics, nonfinite)
 
     return on_root
+
+
+def _blame(sound: np.ndarray, gradient: np.ndarray, devices: int) -> np.ndarray:
+    """`[kinds, devices of the run]`: whose rollout was not finite, and rank 0 for its gradients."""
+    ranks, kinds = sound.shape
+    nonfinite = np.zeros((kinds + 1, ranks * devices))
+    nonfinite[:kinds, ::devices] = 1.0 - sound.T
+    nonfinite[kinds, :devices] = gradient
+    return nonfinite
 
 
 def gather_rollout(world: World, mesh: Mesh, rollout: Rollout) -> Rollout:
@@ -43,8 +63,8 @@ def gather_rollout(world: World, mesh: Mesh, rollout: Rollout) -> Rollout:
     def of_field(spec: PartitionSpec, part: Any) -> Any:
         axis = list(spec).index(AXIS)
 
-        def of_leaf(x: Array) -> Any:
-            rows = world.gather_rows(np.moveaxis(np.asarray(x), axis, 0))
+        def of_leaf(x: Any) -> Any:
+            rows = world.gather_rows(np.moveaxis(x, axis, 0))
             if rows is None:
                 return x
             return jax.device_put(np.moveaxis(rows, 0, axis), NamedSharding(mesh, spec))

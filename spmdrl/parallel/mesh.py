@@ -1,8 +1,6 @@
 """Placement on local devices; owns the name of the mesh axis.
 
 Environments are split over the devices by id, everything else is on all of them.
-Public names: `AXIS`, `make_mesh`, `local_devices`, `global_devices`, `host_device`, `replicate`,
-`settle`, `on_device`, `join`.
 """
 
 from __future__ import annotations
@@ -13,6 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from spmdrl.config import ConfigError
+
+__all__ = [
+    "AXIS",
+    "commit",
+    "global_devices",
+    "host_device",
+    "join",
+    "local_devices",
+    "make_mesh",
+    "on_device",
+    "replicate",
+]
 
 AXIS = "env"
 
@@ -27,9 +39,9 @@ def local_devices(count: int) -> list[jax.Device]:
     if count == 0:
         return available[:1] if jax.default_backend() == "cpu" else available
     if count > len(available):
-        raise ValueError(
-            f"devices {count} is more than the {len(available)} {jax.default_backend()} devices "
-            f"that jax finds here; nearest: {len(available)}"
+        raise ConfigError(
+            f"devices is {count}, but jax finds only {len(available)} {jax.default_backend()} "
+            f"device(s) here; nearest: {len(available)}"
         )
     return available[:count]
 
@@ -58,7 +70,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
     return jax.device_put(tree, sharding)
 
 
-def settle(tree: Any, mesh: Mesh) -> Any:
+def commit(tree: Any, mesh: Mesh) -> Any:
     """Replicated values of the type that a compiled program returns.
 
     Placed from the host they differ in type from the next update's, for which everything that

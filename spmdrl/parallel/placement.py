@@ -1,8 +1,7 @@
 """Where the environments stand in each array, and computing them in fixed groups.
 
 A shard is a fixed group of environments. Computed in a loop with one body, its results have the
-same bits on whichever device it lands. Public names: `rollout_specs`, `split_envs`, `in_shards`,
-`split_ids`, `ids_of_ranks`, `shards_in`.
+same bits on whichever device it lands.
 """
 
 from __future__ import annotations
@@ -20,12 +19,22 @@ from spmdrl.config import Config
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.types import Rollout
 
+__all__ = [
+    "WHOLE_VECTORS",
+    "ids_of_ranks",
+    "in_shards",
+    "rollout_specs",
+    "shards_in",
+    "split_envs",
+    "split_ids",
+]
+
 BY_ROW = {"last_obs", "last_first", "carry", "last_carry", "env_ids"}
 
 
-def split_ids(num_envs: int, places: int) -> list[range]:
+def split_ids(num_envs: int, parts: int) -> list[range]:
     """Contiguous blocks of global ids, as even as possible, the longer ones first."""
-    blocks = np.array_split(np.arange(num_envs), places)
+    blocks = np.array_split(np.arange(num_envs), parts)
     return [range(int(block[0]), int(block[-1]) + 1) for block in blocks]
 
 

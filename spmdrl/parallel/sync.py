@@ -1,30 +1,26 @@
 """Adding up over devices and ranks.
 
 Two slots: `in_step` is traced inside the compiled update, `between` runs between two compiled
-calls. What travels is one flat vector of sums. Public names: `GradSync`, `make_grad_sync`,
-`broadcast_tree`, `CommMeter`, `assert_in_sync`, `NotFinite`, `OutOfSync`.
+calls. What travels is one flat vector of sums.
 """
 
 from __future__ import annotations
 
-import collections
-import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh
 
-from spmdrl.config import Config, SyncConfig
+from spmdrl.config import SyncConfig
 from spmdrl.parallel import mpi
-from spmdrl.parallel.mesh import AXIS, host_device, on_device
+from spmdrl.parallel.compile_cache import private_jit
+from spmdrl.parallel.mesh import AXIS, host_device
 from spmdrl.parallel.world import World
-from spmdrl.types import TrainState
+
+__all__ = ["GradSync", "Reduce", "broadcast_tree", "make_grad_sync"]
 
 Tree = Any
 # What to add up, and an earlier answer (None at first) that this call must not overtake.
@@ -41,13 +37,14 @@ class GradSync:
 
     in_step: Reduce
     between: Callable[[Tree], Tree] | None
-    places: int  # devices of the whole run
-    first_place: int  # of this rank
+    world: World  # the ranks that it sums over
+    num_devices: int  # of all these ranks
+    first_device: int  # of this rank
     mpi_in_step: bool = False
 
-    def place(self) -> jax.Array:
+    def device_index(self) -> jax.Array:
         """Which of the run's devices this is; inside the compiled step only."""
-        return self.first_place + jax.lax.axis_index(AXIS)
+        return self.first_device + jax.lax.axis_index(AXIS)
 
 
 def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
@@ -57,14 +54,14 @@ def make_grad_sync(config: SyncConfig, world: World, devices: int) -> GradSync:
     cases the sum over the mesh is all there is.
     """
     if config.strategy == "jax":
-        return GradSync(_sum_processes(config), None, devices * world.size, 0)
+        return GradSync(_sum_processes(config), None, world, devices * world.size, 0)
     if config.strategy == "gather" or world.size == 1:
-        return GradSync(_sum_devices(config), None, devices, 0)
-    places, first = devices * world.size, world.rank * devices
-    if devices == 1 and mpi.reaches_device():
-        return GradSync(_sum_ranks(config), None, places, first, mpi_in_step=True)
+        return GradSync(_sum_devices(config), None, world, devices, 0)
+    total, first = devices * world.size, world.rank * devices
+    if devices == 1 and world.has_threads and mpi.reaches_device():
+        return GradSync(_sum_ranks(config, world), None, world, total, first, mpi_in_step=True)
     keep = _gather_devices if config.deterministic else _partial_sum_devices
-    return GradSync(keep, mpi.within_reach(jax.jit(_sum_ranks_between(config))), places, first)
+    return GradSync(keep, _sum_between(config, world), world, total, first)
 
 
 def _sum_devices(config: SyncConfig) -> Reduce:
@@ -84,25 +81,53 @@ def _sum_processes(config: SyncConfig) -> Reduce:
     return add_flat
 
 
-def _sum_ranks(config: SyncConfig) -> Reduce:
+def _sum_ranks(config: SyncConfig, world: World) -> Reduce:
     """One flat vector over the network, inside the compiled update."""
+    comm = world.program_comm
     if config.deterministic:
         return lambda tree, earlier: _ordered_sum(
-            _gather_ranks(tree, lambda rows: mpi.allgather_after(rows, earlier))
+            _gather_ranks(tree, lambda rows: mpi.allgather_after(rows, earlier, comm))
         )
     return lambda tree, earlier: _allreduce_flat(
-        _local_sum(tree), lambda flat: mpi.allreduce_after(flat, earlier)
+        _local_sum(tree), lambda flat: mpi.allreduce_after(flat, earlier, comm)
     )
 
 
-def _sum_ranks_between(config: SyncConfig) -> Callable[[Tree], Tree]:
+def _sum_between(config: SyncConfig, world: World) -> Callable[[Tree], Tree]:
+    if not world.has_threads:
+        return _sum_on_host(config, world)
+    return mpi.through_host(private_jit(_sum_ranks_between(config, world)))
+
+
+def _sum_ranks_between(config: SyncConfig, world: World) -> Callable[[Tree], Tree]:
     """The same in a program of its own, ordered by mpi4jax's effect.
 
     Ordered by data alone, such programs hung on 2 ranks x 2 devices.
     """
-    if config.deterministic:
-        return lambda tree: _ordered_sum(_gather_ranks(tree, mpi.allgather))
-    return lambda tree: _allreduce_flat(_local_sum(tree), mpi.allreduce)
+    comm = world.program_comm
+
+    def ordered(tree: Tree) -> Tree:
+        return _ordered_sum(_gather_ranks(tree, lambda rows: mpi.allgather(rows, comm)))
+
+    def unordered(tree: Tree) -> Tree:
+        return _allreduce_flat(_local_sum(tree), lambda flat: mpi.allreduce(flat, comm))
+
+    return ordered if config.deterministic else unordered
+
+
+def _sum_on_host(config: SyncConfig, world: World) -> Callable[[Tree], Tree]:
+    """The same from Python, for an MPI that only one thread may call: programs have their own."""
+
+    def add(tree: Tree) -> Tree:
+        rows, restore = _flatten_shards(tree)
+        mine = jax.device_get(rows)
+        if config.deterministic:
+            total = _ordered_sum(world.all_rows(mine))
+        else:
+            total = world.sum(mine.sum(0))
+        return restore(jax.device_put(total, host_device()))
+
+    return add
 
 
 def _local_sum(tree: Tree) -> Tree:
@@ -156,136 +181,3 @@ def broadcast_tree(world: World, tree: Tree) -> Tree:
     parts = np.split(flat, np.cumsum([len(r) for r in raw])[:-1])
     shaped = [p.view(x.dtype).reshape(x.shape) for p, x in zip(parts, leaves, strict=True)]
     return jax.tree.unflatten(structure, shaped)
-
-
-class CommMeter:
-    """What the ranks' talking costs.
-
-    Inside the compiled update it cannot be timed, so one allreduce of the same size is timed
-    outside now and then, after a barrier, which also shows how long this rank waits for others.
-    """
-
-    INTERVAL = 20  # updates between two probes
-    SAMPLES = 3  # of each probe
-    LISTED = 16  # more ranks than that are not listed one by one
-
-    def __init__(self, config: Config, world: World, params: Tree):
-        self._world = world
-        self._rounds = config.algo.epochs * config.algo.minibatches
-        self._floats = sum(x.size for x in jax.tree.leaves(params))
-        self._ms: collections.deque[float] = collections.deque(maxlen=100)
-        self._probe = None
-        self._updates = 0  # since the last row
-        if world.size > 1 and config.sync.strategy == "allreduce":
-            self._vector = jax.device_put(np.zeros(self._floats, np.float32), host_device())
-            self._probe = jax.jit(partial(mpi.allreduce_after, earlier=None))
-
-    def tick(self, step: int) -> None:
-        """Called once an update, on every rank."""
-        self._updates += 1
-        if self._probe is None or step % self.INTERVAL:
-            return
-        if not self._ms:
-            self._probe(self._vector).block_until_ready()  # compiles
-        for _ in range(self.SAMPLES):
-            self._world.barrier()
-            start = time.perf_counter()
-            self._probe(self._vector).block_until_ready()
-            self._ms.append(1e3 * (time.perf_counter() - start))
-
-    def row(self, seconds: dict[str, float]) -> dict[str, float]:
-        """Metrics since the start; every rank calls this with its own seconds of each phase."""
-        if self._world.size == 1:
-            return {}
-        phases = ("collect", "wait", "update")
-        table = self._world.table(np.array([seconds.get(phase, 0.0) for phase in phases]))
-        row = {"rank/slowest": float(table[:, 0].argmax())}
-        if self._world.size <= self.LISTED:
-            for rank, of_rank in enumerate(table):
-                row |= {f"rank/{rank}/{p}": float(s) for p, s in zip(phases, of_rank, strict=True)}
-        if self._ms:
-            ordered = sorted(self._ms)  # np.percentile would take longer than the allreduce
-            p50, p95 = (ordered[int(share * len(ordered))] for share in (0.5, 0.95))
-            row |= {
-                "comm/bytes_per_update": 4.0 * self._floats * self._rounds,
-                "comm/allreduce_ms_p50": p50,
-                "comm/allreduce_ms_p95": p95,
-                # An estimate, and a part of the update: never more than that.
-                "time/comm": min(1e-3 * p50 * self._rounds * self._updates, seconds["update"]),
-            }
-        self._updates = 0
-        return row
-
-
-# ---------------------------------------------------------------------------------------------
-# Guards
-
-
-class OutOfSync(RuntimeError):
-    """The ranks' parameters differ, which averaging can never repair."""
-
-
-class NotFiniteError(RuntimeError):
-    """A gradient or a moment is not finite."""
-
-
-def checksum(state: TrainState, mesh: Mesh) -> list[int]:
-    """A CRC over every bit of the state, one for each device of this rank."""
-    return [_crc(on_device(state, device)) for device in mesh.local_devices]
-
-
-def _crc(tree: Tree) -> int:
-    """On the host: compiling a sum of bits would hold up a run in its middle."""
-    found = 0
-    for leaf in jax.tree.leaves(tree):
-        found = zlib.crc32(np.asarray(leaf).tobytes(), found)
-    return found
-
-
-def assert_in_sync(config: SyncConfig, state: TrainState, world: World, mesh: Mesh) -> None:
-    """Raise OutOfSync, naming who differs, unless all devices of all ranks hold the same bits."""
-    if world.size * len(mesh.local_devices) == 1:
-        return
-    if config.strategy == "gather":  # only rank 0 keeps the optimiser's state
-        state = state.replace(opt_state=(), reward_moments=())
-    sums = world.gather_json(checksum(state, mesh))
-    found = {f"rank {r} device {d}": s for r, row in enumerate(sums) for d, s in enumerate(row)}
-    odd = odd_ones(found)
-    if odd:
-        raise OutOfSync(
-            f"parameters or optimiser state differ on {', '.join(odd)}; memory or a library is "
-            "faulty there. Start the same command again to go on from the last checkpoint"
-        )
-
-
-def odd_ones(found: dict[str, int]) -> list[str]:
-    """Who holds something else than most do; everybody where there is no majority."""
-    common, votes = collections.Counter(found.values()).most_common(1)[0]
-    if 2 * votes <= len(found):
-        return list(found)
-    return [name for name, value in found.items() if value != common]
-
-
-class NotFinite:
-    """Ends the run, or counts what was left out, when numbers are not finite."""
-
-    def __init__(self, config: SyncConfig, devices: int):
-        self._config, self._devices, self._in_a_row = config, devices, 0
-
-    def check(self, bad_places: np.ndarray, step: int) -> None:
-        if not bad_places.any():
-            self._in_a_row = 0
-            return
-        self._in_a_row += 1
-        ranks = sorted({int(place) // self._devices for place in np.flatnonzero(bad_places)})
-        who = ", ".join(f"rank {rank}" for rank in ranks)
-        if self._config.on_nonfinite == "stop":
-            raise NotFiniteError(
-                f"numbers that are not finite came from {who} in update {step}; the parameters "
-                "were not changed by them. Look at the environment's observations and rewards, "
-                "lower the learning rate, or leave such steps out with --sync.on-nonfinite skip"
-            )
-        if self._in_a_row >= self._config.max_skips:
-            raise NotFiniteError(
-                f"numbers that are not finite came from {who} in {self._in_a_row} updates in a row"
-            )

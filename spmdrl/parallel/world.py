@@ -1,7 +1,6 @@
 """Host-side talk between ranks: JSON texts and numpy arrays, never pickles.
 
 `World` does nothing at one rank, so callers need no special case, and MPI is not even imported.
-Public names: `World`, `connect`.
 """
 
 from __future__ import annotations
@@ -9,15 +8,18 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from spmdrl.config import EXIT_FAULT
+from spmdrl.config import EXIT_FAULT, ConfigError
 from spmdrl.parallel.topology import LaunchError, Topology
+
+__all__ = ["MpiWorld", "World", "abort_all", "connect", "name_ranks"]
 
 SAY_EVERY_S = 10.0  # while ranks are missing at the start
 START_LIMIT_S = 600.0  # for MPI itself, before there is a config to say otherwise
@@ -29,10 +31,42 @@ class World:
     rank = 0
     size = 1
     ready_s = 0.0  # how long it took to meet
+    thread_level = "multiple"  # single, funneled, serialized or multiple
+    program_comm: Any = None  # for calls inside compiled programs; never used by this class
 
     @property
     def is_root(self) -> bool:
         return self.rank == 0
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether compiled programs, which have threads of their own, may call MPI."""
+        return self.thread_level == "multiple"
+
+    def split(self, ranks: Sequence[int]) -> World:
+        """The world of these ranks alone, numbered anew in the given order.
+
+        Called by its members, all of them, and by no other rank.
+        """
+        if list(ranks) != [0]:
+            raise ValueError(f"a world of 1 rank cannot be split into ranks {list(ranks)}")
+        return self
+
+    def from_root(self, function: Callable[[], Any]) -> Any:
+        """What the function answers on rank 0, on every rank, by way of JSON.
+
+        A ConfigError on rank 0 is raised on every rank. The other ranks do not call the function.
+        """
+        text = ""
+        if self.is_root:
+            try:
+                text = json.dumps({"answer": function()})
+            except ConfigError as error:
+                text = json.dumps({"refusal": str(error)})
+        found = json.loads(self.broadcast_json(text))
+        if "refusal" in found:
+            raise ConfigError(found["refusal"])
+        return found["answer"]
 
     def broadcast_json(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
@@ -46,8 +80,13 @@ class World:
         """The first meeting: `gather_json` that says whom it waits for, and not for ever."""
         return [value]
 
-    def gather_rows(self, array: np.ndarray) -> np.ndarray | None:
-        """Arrays that differ in their first dimension, end to end on rank 0; None elsewhere."""
+    def gather_rows(
+        self, array: np.ndarray, lengths: Sequence[int] | None = None
+    ) -> np.ndarray | None:
+        """Arrays that differ in their first dimension, end to end on rank 0; None elsewhere.
+
+        `lengths` are those of all ranks, where they are known already.
+        """
         return array
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
@@ -57,6 +96,14 @@ class World:
     def table(self, row: np.ndarray) -> np.ndarray:
         """A row of floats from every rank, on every rank: `[size, n]`."""
         return np.asarray(row, np.float64)[None]
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        """The sum over all ranks of arrays of one shape and dtype, on every rank."""
+        return array
+
+    def all_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Arrays of one shape and dtype end to end, in order of rank, on every rank."""
+        return rows
 
     def any(self, flag: bool) -> bool:
         """Whether it is true on some rank; the same answer everywhere."""
@@ -73,14 +120,29 @@ class World:
 class MpiWorld(World):
     """Several ranks, through mpi4py's buffer interface."""
 
-    def __init__(self) -> None:
+    def __init__(self, comm: Any = None) -> None:
+        """`comm` is an intracommunicator that nobody else uses; by default one of all ranks."""
         started = time.perf_counter()
         self._mpi = MPI = _start_mpi()
-        # A communicator of our own: mpi4jax must not share one with mpi4py.
-        self._comm = MPI.COMM_WORLD.Clone()
+        self._comm = MPI.COMM_WORLD.Clone() if comm is None else comm
+        # mpi4jax must not share one with mpi4py. Made at once, because all must make it together.
+        self.program_comm = self._comm.Clone()
         self.rank = self._comm.Get_rank()
         self.size = self._comm.Get_size()
+        self.thread_level = _thread_level(MPI)
         self.ready_s = time.perf_counter() - started
+
+    def split(self, ranks: Sequence[int]) -> World:
+        wrong = [rank for rank in ranks if not 0 <= rank < self.size]
+        if wrong or self.rank not in ranks or len(set(ranks)) < len(ranks):
+            raise ValueError(f"rank {self.rank} of {self.size} cannot split into {list(ranks)}")
+        everyone = self._comm.Get_group()
+        members = everyone.Incl(list(ranks))
+        try:
+            return MpiWorld(self._comm.Create_group(members))
+        finally:
+            members.Free()
+            everyone.Free()
 
     def broadcast_json(self, value: Any) -> Any:
         text = json.dumps(value).encode() if self.is_root else b""
@@ -111,11 +173,11 @@ class MpiWorld(World):
             missing = [rank for rank in range(self.size) if rank not in found]
             if waited > limit_s:
                 raise LaunchError(
-                    f"{_ranks(missing)} of {self.size} did not come within {limit_s:.0f} s of the "
-                    "start; look at the logs of their nodes, or raise --sync.start-timeout-s"
+                    f"{name_ranks(missing)} (of {self.size}) did not start within {limit_s:.0f} s; "
+                    "look at the logs of their nodes, or raise --sync.start-timeout-s"
                 )
             if missing and waited > said:
-                print(f"spmdrl: waiting for {_ranks(missing)} ({waited:.0f} s)", flush=True)
+                print(f"spmdrl: waiting for {name_ranks(missing)} ({waited:.0f} s)", flush=True)
                 said += SAY_EVERY_S
         return list(self.broadcast_json([found[rank] for rank in range(self.size)]))
 
@@ -128,9 +190,12 @@ class MpiWorld(World):
         found[status.Get_source()] = json.loads(text.tobytes())
         return True
 
-    def gather_rows(self, array: np.ndarray) -> np.ndarray | None:
+    def gather_rows(
+        self, array: np.ndarray, lengths: Sequence[int] | None = None
+    ) -> np.ndarray | None:
         array = np.ascontiguousarray(array)
-        lengths = self._allgather_lengths(len(array))
+        if lengths is None:
+            lengths = self._allgather_lengths(len(array))
         rows = self._mpi.BYTE.Create_contiguous(max(1, array[:1].nbytes or _row_bytes(array)))
         rows.Commit()  # counts in rows, so that more than 2 GiB fit into MPI's 32-bit counts
         try:
@@ -153,6 +218,18 @@ class MpiWorld(World):
         rows = np.empty((self.size, len(mine)), np.float64)
         self._comm.Allgather(mine, rows)
         return rows
+
+    def sum(self, array: np.ndarray) -> np.ndarray:
+        array = np.ascontiguousarray(array)
+        total = np.empty_like(array)
+        self._comm.Allreduce(array, total, op=self._mpi.SUM)
+        return total
+
+    def all_rows(self, rows: np.ndarray) -> np.ndarray:
+        rows = np.ascontiguousarray(rows)
+        found = np.empty((self.size, *rows.shape), rows.dtype)
+        self._comm.Allgather(rows, found)
+        return found.reshape(-1, *rows.shape[1:])
 
     def any(self, flag: bool) -> bool:
         found = np.array([flag], np.uint8)
@@ -192,9 +269,25 @@ def _init(MPI: Any) -> None:
     mpi4py's own holds Python's lock meanwhile: nobody could say that ranks are missing.
     """
     library, provided = ctypes.CDLL(MPI.__file__), ctypes.c_int()
-    code = library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(provided))
+    code = library.MPI_Init_thread(None, None, _wanted_level(MPI), ctypes.byref(provided))
     if code != MPI.SUCCESS:
         raise LaunchError(f"MPI_Init_thread: {MPI.Get_error_string(code)}")
+
+
+def _wanted_level(MPI: Any) -> int:
+    """Compiled programs and Python call MPI from threads of their own, sometimes at once."""
+    return int(MPI.THREAD_MULTIPLE)
+
+
+def _thread_level(MPI: Any) -> str:
+    """What MPI provides, which may be less than `_init` asked for."""
+    levels = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
+    return levels[MPI.Query_thread()]
 
 
 def _say_waiting(together: threading.Event) -> None:
@@ -207,7 +300,8 @@ def _say_waiting(together: threading.Event) -> None:
             os._exit(EXIT_FAULT)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """rank 1, or ranks 0, 1."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
@@ -222,7 +316,26 @@ def connect(topology: Topology) -> World:
     world = MpiWorld()
     if (world.rank, world.size) != (topology.rank, topology.size):
         raise LaunchError(_mismatch(world, topology))
+    if world.is_root and not world.has_threads:
+        print(
+            f"spmdrl: this MPI provides MPI_THREAD_{world.thread_level.upper()} only, so compiled "
+            "programs cannot call it: gradients are summed from Python, which is slower. Use an "
+            "MPI built with MPI_THREAD_MULTIPLE, or --sync.strategy jax",
+            file=sys.stderr,
+            flush=True,
+        )
     return world
+
+
+def abort_all(world: World, code: int, after_s: float = 0.0) -> int:
+    """End every rank of the job with this exit code; alone, only return it.
+
+    A rank that leaves the report of a common fault to another waits `after_s` to be ended by it.
+    """
+    if isinstance(world, MpiWorld):  # also where it is the only one of its group
+        time.sleep(after_s)
+        world.abort(code)
+    return code
 
 
 def _mismatch(world: World, topology: Topology) -> str:

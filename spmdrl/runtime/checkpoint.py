@@ -2,8 +2,7 @@
 
 A checkpoint is a folder of safetensors and JSON files with a manifest of their SHA-256. It is
 written beside its place, flushed to the disk and renamed, so that a kill at any moment leaves
-either all of it or nothing. Public names: `Checkpointer`, `Snapshot`, `CheckpointError`,
-`write_file`.
+either all of it or nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +20,18 @@ import numpy as np
 from safetensors.numpy import load_file
 from safetensors.numpy import save as save_bytes
 
+from spmdrl.runtime.files import fsync, replace_file, write_flushed
+from spmdrl.trees import CheckpointError, from_named, to_named
+
+__all__ = [
+    "CheckpointError", "Checkpointer", "Snapshot", "from_named", "read_snapshot", "to_named",
+    "write_file", "write_snapshot",
+]  # fmt: skip
+
 PREFIX = "update-"
 MANIFEST = "manifest.json"
 META = "meta.json"
 DAMAGED = "damaged-"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that is damaged or does not fit this run."""
 
 
 @dataclass(frozen=True)
@@ -38,39 +41,6 @@ class Snapshot:
     step: int
     arrays: dict[str, dict[str, np.ndarray]]  # file name without ending -> name -> array
     meta: dict[str, Any]
-
-
-# ---------------------------------------------------------------------------------------------
-# Trees and names
-
-
-def to_named(tree: Any) -> dict[str, np.ndarray]:
-    """A pytree as {"params/policy_head/kernel": array}."""
-    import jax  # only here: looking for a checkpoint must not take the time of loading jax
-
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def from_named(template: Any, named: dict[str, np.ndarray]) -> Any:
-    """The arrays in the template's structure; every name, shape and dtype must fit."""
-    import jax
-
-    leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    names = [_name(path) for path, _ in leaves]
-    if set(names) != set(named):
-        odd = sorted(set(names) ^ set(named))
-        raise CheckpointError(f"holds other arrays than this run expects: {', '.join(odd[:5])}")
-    for name, (_, leaf) in zip(names, leaves, strict=True):
-        expected = (tuple(leaf.shape), np.dtype(leaf.dtype))
-        found = (named[name].shape, named[name].dtype)
-        if expected != found:
-            raise CheckpointError(f"{name} is {found}, this run expects {expected}")
-    return jax.tree_util.tree_unflatten(structure, [named[name] for name in names])
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -85,10 +55,10 @@ def write_snapshot(place: Path, snapshot: Snapshot) -> None:
     try:
         digests = {}
         for name, data in _files_of(snapshot):
-            _write_flushed(temporary / name, data)
+            write_flushed(temporary / name, data)
             digests[name] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
         manifest = json.dumps(seal(snapshot.step, digests))
-        _write_flushed(temporary / MANIFEST, manifest.encode())
+        write_flushed(temporary / MANIFEST, manifest.encode())
         fsync(temporary)
         if place.exists():  # the same update, saved again after a resume
             shutil.rmtree(place)
@@ -105,14 +75,6 @@ def _files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
         contiguous = {k: np.ascontiguousarray(v).reshape(v.shape) for k, v in named.items()}
         yield f"{group}.safetensors", save_bytes(contiguous)
     yield META, json.dumps(snapshot.meta).encode()
-
-
-def _write_flushed(file: Path, data: bytes) -> None:
-    # By Python, not by safetensors: a full disk must be an OSError.
-    with file.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def seal(step: int, files: dict[str, Any]) -> dict[str, Any]:
@@ -157,24 +119,13 @@ def _verify(place: Path, name: str, expected: dict[str, Any]) -> None:
 
 def write_file(file: Path, data: bytes) -> str:
     """Write one file whole or not at all, flushed to the disk; its SHA-256."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    _write_flushed(temporary, data)
-    os.replace(temporary, file)
-    fsync(file.parent)
+    replace_file(file, data)
     return hashlib.sha256(data).hexdigest()
 
 
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---------------------------------------------------------------------------------------------

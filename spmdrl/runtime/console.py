@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from spmdrl.config import Config
 from spmdrl.parallel.topology import TERMINAL_MARK, detect
+from spmdrl.runtime.hints import suggested
 
 SPARK = "▁▂▃▄▅▆▇█"
 PARTS = ("env", "inference", "collect", "update", "comm", "wait", "other")
@@ -48,9 +49,9 @@ def closing_words(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
         f"{summary['env_steps']:,} steps in {summary['wall_s']:.1f} s "
         f"({summary['sps']:,.0f} steps/s), {shown} over the last episodes",
         f"results   {run_dir}",
-        f"evaluate  python -m spmdrl.evaluate {run_dir}",
-        f"plot      python -m spmdrl.plot {run_dir}",
-        f"go on     {summary['command']}",
+        f"evaluate  {suggested('evaluate', run_dir)}",
+        f"plot      {suggested('plot', run_dir)}",
+        f"resume    {summary['command']}",
     ]
 
 
@@ -155,17 +156,10 @@ class Panel:
         bar, words = _time_bar(row)
         grid.add_row("time", bar)
         grid.add_row("", words)
-        grid.add_row(
-            "learning",
-            f"kl {number(row.get('ppo/approx_kl'), '.4f')}  "
-            f"clipped {number(row.get('ppo/clip_frac'), '.1%')}  "
-            f"entropy {number(row.get('loss/entropy'), '.2f')}",
-        )
-        grid.add_row(
-            "",
-            f"explained variance {number(row.get('ppo/explained_variance'), '.2f')}  "
-            f"learning rate {number(row.get('optim/lr'), '.1e')}",
-        )
+        shown = [*self._config.algo.panel, ("optim/lr", "learning rate", ".1e")]
+        words = [f"{label} {number(row.get(name), form)}" for name, label, form in shown]
+        for start in range(0, len(words), 3):
+            grid.add_row("" if start else "learning", "  ".join(words[start : start + 3]))
         title = f"[bold]spmdrl[/] {self._config.env.id}  seed {self._config.seed}"
         return Box(grid, title=title, subtitle=str(self._dir), expand=False, padding=(1, 2))
 

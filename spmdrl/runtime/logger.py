@@ -1,7 +1,6 @@
 """Numbers to console, files and TensorBoard.
 
-Rank 0 has a `Logger`, the others one that does nothing or only speaks. Public names: `Logger`,
-`NullLogger`, `make_logger`, `Timer`, `EpisodeStats`, `Every`, `write_json`.
+Rank 0 has a `Logger`, the others one that does nothing or only speaks.
 """
 
 from __future__ import annotations
@@ -12,58 +11,18 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spmdrl.config import Config
+from spmdrl.runtime.clock import Row
 from spmdrl.runtime.console import Console, make_console
+from spmdrl.runtime.files import read_rows, replace_text, write_json
 
-Row = dict[str, float | int | None]
-
-
-class Every:
-    """True at every n-th step and at the last one; never for n = 0."""
-
-    def __init__(self, n: int, last: int):
-        self._n, self._last = n, last
-
-    def __call__(self, step: int) -> bool:
-        return self._n > 0 and ((step + 1) % self._n == 0 or step + 1 == self._last)
-
-
-class Timer:
-    """Seconds under each name; the share of everything else is `other`."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = collections.defaultdict(float)
-        self._since = time.perf_counter()
-        self.phase = "start"
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        before, self.phase = self.phase, name
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] += time.perf_counter() - start
-            self.phase = before
-
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Time that was measured elsewhere."""
-        for name, value in seconds.items():
-            self._seconds[name] += value
-
-    def read(self) -> tuple[dict[str, float], float]:
-        """`({name: seconds}, seconds in all)` since the last reading."""
-        now = time.perf_counter()
-        seconds, total = dict(self._seconds), now - self._since
-        self._seconds.clear()
-        self._since = now
-        return seconds, total
+__all__ = ["EpisodeStats", "Logger", "NullLogger", "make_logger", "write_json"]
 
 
 class EpisodeStats:
@@ -97,13 +56,6 @@ class EpisodeStats:
 
 def _mean(values: Any) -> float | None:
     return float(np.mean(values)) if len(values) else None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(temporary, path)
 
 
 class AppendFile:
@@ -176,10 +128,8 @@ class Logger(NullLogger):
         """Forget the rows after `update`: a resumed run writes them again."""
         path = self._metrics.path
         self._metrics.close()
-        kept = [row for row in _whole_lines(path) if json.loads(row)["progress/update"] <= update]
-        temporary = path.with_name(".metrics.jsonl.tmp")
-        temporary.write_text("".join(kept))
-        os.replace(temporary, path)
+        kept = [row for row in read_rows(path) if row["progress/update"] <= update]
+        replace_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._metrics = AppendFile(path, self._say_unwritten)
 
     def _say_unwritten(self, path: Path, error: OSError) -> None:
@@ -193,12 +143,6 @@ class Logger(NullLogger):
         self._console.close(summary)
         self._metrics.close()
         self._log.close()
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """The lines that were written to their end; a kill may have cut the last one."""
-    lines = path.read_text().splitlines(keepends=True)
-    return [line for line in lines if line.endswith("}\n")]
 
 
 def _finite(row: Row) -> Row:

@@ -1,238 +1,196 @@
-"""The only training loop: collect, update, report, save.
-
-Public names: `train`, `Stopped`.
-"""
+"""The only training loop: collect, meet, update, then whatever is due."""
 
 from __future__ import annotations
 
 import gc
 import time
-from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from spmdrl.acting.collector import Collector, Episodes
-from spmdrl.config import Config
-from spmdrl.learning.update import init_train_state, make_update, params_sha256
-from spmdrl.nets import make_policy
+from spmdrl.acting.collector import Episodes
+from spmdrl.learning.state import params_sha256
+from spmdrl.parallel.comm_meter import PHASES, CommMeter
 from spmdrl.parallel.compile_cache import publish
-from spmdrl.parallel.gather import gathered
-from spmdrl.parallel.mesh import global_devices, local_devices, make_mesh, replicate, settle
-from spmdrl.parallel.placement import ids_of_ranks, shards_in
-from spmdrl.parallel.sync import (
-    CommMeter,
-    NotFinite,
-    assert_in_sync,
-    broadcast_tree,
-    make_grad_sync,
-)
-from spmdrl.parallel.topology import Topology, settings, threads_per_rank
+from spmdrl.parallel.guards import NotFinite, assert_in_sync
+from spmdrl.parallel.mesh import commit
 from spmdrl.parallel.world import World
-from spmdrl.runtime.logger import EpisodeStats, Every, NullLogger, Row, Timer
-from spmdrl.runtime.rundir import RunDir
+from spmdrl.runtime.build import Trainer
+from spmdrl.runtime.clock import Every, Phases, Rate, Row
+from spmdrl.runtime.logger import EpisodeStats, NullLogger
 from spmdrl.runtime.saver import Saver
-from spmdrl.runtime.watchdog import StopRequest, Watchdog
-from spmdrl.types import TrainState
+from spmdrl.runtime.signals import StopRequest
+from spmdrl.runtime.watchdog import Watchdog
+from spmdrl.types import Report
+
+__all__ = ["Stopped", "TrainingLoop"]
 
 
 class Stopped(Exception):
     """The run was asked to stop, and did so after a checkpoint."""
 
 
-def train(
-    config: Config,
-    topology: Topology,
-    world: World,
-    run: RunDir,
-    logger: NullLogger,
-    stop: StopRequest,
-    watchdog: Watchdog,
-) -> dict[str, Any]:
-    """Train to the end; the summary of the run."""
-    started, limits = time.perf_counter(), config.sync
-    watchdog.enter("start", 0, limits.start_timeout_s)
-    mesh = run_mesh(config)
-    devices = len(mesh.local_devices)
-    sync = make_grad_sync(config.sync, world, devices)
-    ids = ids_of_ranks(config, world.size)[world.rank]
-    shards = shards_in(config, len(ids) // devices)
-    collector = Collector(
-        config, partial(make_policy, config), mesh, ids, threads_of(config, topology), shards
-    )
-    update = make_update(config, collector.policy, sync, mesh)
-    if config.sync.strategy == "gather":
-        update = gathered(update, world, mesh)
-    init_key, *keys = jax.random.split(jax.random.PRNGKey(config.seed), 3)
-    act_key, update_key = replicate(keys, mesh)
-    first_obs = np.asarray(collector.actors[0].state.obs)[0]
-    init = jax.jit(partial(init_train_state, config, collector.policy, collector.spec))
-    state = init(init_key, first_obs)
-    state = broadcast_tree(world, state)
-    stats = EpisodeStats(config.log.window)
-    saver = Saver(config, world, mesh, run.path, logger)
-    state = settle(saver.restore(replicate(state, mesh), collector, stats), mesh)
-    guard = NotFinite(config.sync, devices)
+class TrainingLoop:
+    """What happens around the updates of a trainer; each task has a clock of its own."""
 
-    logger.info(header(config, world, devices, collector))
-    logger.info(f"rank {world.rank}: {settings(threads_of(config, topology))}")
-    first, last = int(state.step), config.num_updates
-    should_log, should_save = Every(config.log.every, last), Every(config.checkpoint.every, last)
-    should_check, should_renew = (
-        Every(n, 0) for n in (limits.check_every, config.checkpoint.renew_every)
-    )
-    timer, rate, comm = Timer(), Rate(config, first), CommMeter(config, world, state.params)
-    for step in range(first, last):
-        limit = limits.start_timeout_s if step == first else limits.phase_timeout_s
-        watchdog.enter("collect", step, limit)
-        with timer("collect"):
-            rollout, episodes = collector.collect(state.acting(), act_key)
-        watchdog.enter("wait", step, limit)
-        with timer("wait"):
-            world.barrier()
-        watchdog.enter("update", step, limit)
-        with timer("update"):
-            before = state
-            state, metrics = update(state, rollout, update_key)
-            if config.overlap and step + 1 < last and not should_renew(step):
-                collector.collect_ahead(next_step(before), act_key)
-            metrics = jax.device_get(metrics)
-        if step == first:
-            settle_process(topology)
-        guard.check(metrics.pop("bad_places"), step)
-        stats.add(*gather_episodes(world, episodes))
-        comm.tick(step)
-        if should_log(step):
-            timer.add(collector.watch.read())
-            seconds, total = timer.read()
-            row = rate.row(step + 1, total) | stats.row() | plain(metrics)
-            row |= time_row(seconds, total)
-            row.update(comm.row(seconds))
-            logger.write(row)
-        if should_check(step):
-            watchdog.enter("check", step, limit)
-            assert_in_sync(limits, state, world, mesh)
-        if should_renew(step):
-            collector.renew(generation=(step + 1) // config.checkpoint.renew_every)
-            saver.forget_actions()
-        stopping = world.any(stop.signal is not None)
-        if should_save(step) or stopping or step + 1 == last:
-            watchdog.enter("save", step, limit)
-            with timer("save"):
-                saver.save(state, collector, stats, must=stopping or step + 1 == last)
-        if stopping and step + 1 < last:
-            raise Stopped(f"stopped on request after update {step + 1} of {last}")
-    collector.close()
-    speed = Speed(updates=last - first, seconds=time.perf_counter() - started)
-    return summarize(config, world, devices, state, stats, speed)
+    def __init__(
+        self,
+        trainer: Trainer,
+        run_dir: Path,
+        logger: NullLogger,
+        stop: StopRequest,
+        watchdog: Watchdog,
+        publishes: bool = False,
+    ):
+        """`publishes`: whether this process hands its compiled programs over to later runs."""
+        self.trainer, self.config, self.world = trainer, trainer.config, trainer.world
+        self.logger, self.stop, self.publishes = logger, stop, publishes
+        self.phases = Phases(watchdog, self.config.sync)
+        self.stats = EpisodeStats(self.config.log.window)
+        self.saver = Saver(self.config, self.world, trainer.mesh, run_dir, logger)
+        self.guard = NotFinite(self.config.sync, trainer.devices)
+        restored = self.saver.restore(trainer.state, trainer.collector, self.stats)
+        trainer.state = commit(restored, trainer.mesh)
+        self.first, self.last = int(trainer.state.step), self.config.num_updates
+        self.should_log = Every(self.config.log.every, self.last)
+        self.should_save = Every(self.config.checkpoint.every, self.last)
+        self.should_check = Every(self.config.sync.check_every)
+        self.should_renew = Every(self.config.checkpoint.renew_every)
+        self.rate = Rate(self.config, self.first)
+        rounds = trainer.learner.num_gradients
+        self.comm = CommMeter(self.config.sync, self.world, trainer.state.params, rounds)
+        self.meeting = Meeting(self.world)
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end; the summary of the run."""
+        started, phases, trainer = time.perf_counter(), self.phases, self.trainer
+        for step in range(self.first, self.last):
+            phases.begin(step, compiles=step == self.first)
+            with phases("collect"):
+                rollout, episodes = trainer.collect()
+            with phases("wait"):
+                stopping = self.meeting.hold(self.stop.signal is not None, episodes, phases)
+            with phases("update"):
+                more = step + 1 < self.last and not self.should_renew(step)
+                report = trainer.learn(rollout, ahead=self.config.overlap and more)
+            if step == self.first:
+                settle_process(self.publishes)
+            self.guard.check(report.nonfinite, step)
+            self.stats.add(*self.meeting.gather_episodes(episodes))
+            self.comm.tick(step)
+            self.log(step, report)
+            self.check(step)
+            self.renew(step)
+            self.save(step, stopping)
+            if stopping and step + 1 < self.last:
+                raise Stopped(f"stopped on request after update {step + 1} of {self.last}")
+        trainer.collector.close()
+        return self.summary(time.perf_counter() - started)
+
+    # -- tasks, each when it is due
+
+    def log(self, step: int, report: Report) -> None:
+        if not self.should_log(step):
+            return
+        self.phases.add(self.trainer.collector.watch.read())
+        seconds, total = self.phases.read()
+        row = self.rate.row(step + 1, total) | self.stats.row() | to_floats(report.metrics)
+        row |= time_row(seconds, total)
+        row |= self.comm.row(self.meeting.seconds(), seconds["update"])
+        self.logger.write(row)
+
+    def check(self, step: int) -> None:
+        if self.should_check(step):
+            with self.phases("check"):
+                trainer = self.trainer
+                assert_in_sync(self.config.sync, trainer.state, self.world, trainer.mesh)
+
+    def renew(self, step: int) -> None:
+        """New environments at fixed updates, so that a resumed run has little to replay."""
+        if self.should_renew(step):
+            every = self.config.checkpoint.renew_every
+            self.trainer.collector.renew(generation=(step + 1) // every)
+            self.saver.forget_actions()
+
+    def save(self, step: int, stopping: bool) -> None:
+        must = stopping or step + 1 == self.last
+        if must or self.should_save(step):
+            with self.phases("save"):
+                trainer = self.trainer
+                self.saver.save(trainer.state, trainer.collector, self.stats, must)
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """Seconds and speed are this process's: a resumed run did not do the updates before."""
+        config = self.config
+        return {
+            "env_steps": config.num_updates * config.batch_size,
+            "updates": config.num_updates,
+            "wall_s": seconds,
+            "sps": (self.last - self.first) * config.batch_size / seconds,
+            "episode_return_mean": self.stats.row()["episode/return_mean"],
+            "episode_count": self.stats.count,
+            "params_sha256": params_sha256(jax.device_get(self.trainer.state.params)),
+            "world_size": self.world.size,
+            "devices": self.trainer.devices,
+        }
 
 
-@jax.jit
-def next_step(state: TrainState) -> TrainState:
-    """The same model, for the rollout of the next update."""
-    return state.replace(step=state.step + 1, opt_state=(), behind=())
+class Meeting:
+    """What the ranks tell each other once per update, in one message: whether to stop, how many
+    episodes ended, and how long they take. It is also where the fast wait for the slow."""
+
+    def __init__(self, world: World):
+        self._world = world
+        self._table = np.zeros((world.size, 2 + len(PHASES)))
+        self._read = np.zeros((world.size, len(PHASES)))
+
+    def hold(self, stop: bool, episodes: Episodes, phases: Phases) -> bool:
+        """Whether any rank was asked to stop; the same answer everywhere."""
+        seconds = [phases.totals[name] for name in PHASES]
+        self._table = self._world.table(np.array([stop, len(episodes.step), *seconds]))
+        return bool(self._table[:, 0].any())
+
+    def gather_episodes(self, episodes: Episodes) -> tuple[np.ndarray, np.ndarray]:
+        """Returns and lengths of all ranks' episodes on rank 0, in order of time and id."""
+        if self._world.size == 1:
+            return episodes.returns, episodes.lengths
+        counts = [int(n) for n in self._table[:, 1]]
+        columns = (episodes.step, episodes.env_id, episodes.returns, episodes.lengths)
+        mine = np.stack([np.asarray(c, np.float64) for c in columns], axis=1)
+        rows = self._world.gather_rows(mine, counts) if sum(counts) else None
+        if rows is None:
+            rows = np.empty((0, 4))
+        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+        return rows[:, 2], rows[:, 3]
+
+    def seconds(self) -> np.ndarray:
+        """`[ranks, PHASES]` since the last reading, as of the last meeting."""
+        now = self._table[:, 2:]
+        spent, self._read = now - self._read, now
+        return spent
 
 
-def settle_process(topology: Topology) -> None:
+def settle_process(publishes: bool) -> None:
     """Once everything is compiled: keep the programs, and their traces out of every collection.
 
     Python's collector would walk the hundred thousands of objects of jax's tracing again and
     again, on one rank while the others wait.
     """
-    if topology.local_rank == 0:
+    if publishes:
         publish()
     gc.collect()
     gc.freeze()
 
 
-def header(config: Config, world: World, devices: int, collector: Collector) -> str:
-    """What is about to happen, in one line."""
-    return (
-        f"{config.env.id}: {config.env.num_envs} environments on {world.size} rank(s) x {devices} "
-        f"device(s), {config.num_updates:,} updates of {config.batch_size:,} steps; rollouts "
-        f"{collector.way}"
-    )
-
-
-def run_mesh(config: Config) -> Mesh:
-    """This rank's devices; with strategy jax, those of all ranks."""
-    if config.sync.strategy == "jax":
-        return make_mesh(global_devices(config.devices))
-    return make_mesh(local_devices(config.devices))
-
-
-def threads_of(config: Config, topology: Topology) -> int:
-    return config.env.threads or threads_per_rank(topology)
-
-
-def gather_episodes(world: World, episodes: Episodes) -> tuple[np.ndarray, np.ndarray]:
-    """Returns and lengths of all ranks' episodes on rank 0, in order of time and id."""
-    if world.size == 1:
-        return episodes.returns, episodes.lengths
-    columns = (episodes.step, episodes.env_id, episodes.returns, episodes.lengths)
-    rows = world.gather_rows(np.stack([np.asarray(c, np.float64) for c in columns], axis=1))
-    if rows is None:
-        rows = np.empty((0, 4))
-    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-    return rows[:, 2], rows[:, 3]
-
-
-class Rate:
-    """Steps per second of the last interval, and what is left at that speed."""
-
-    def __init__(self, config: Config, first: int):
-        self._config, self._update = config, first
-        self._smooth = 0.0
-        self._intervals = 0
-
-    def row(self, update: int, seconds: float) -> Row:
-        steps = (update - self._update) * self._config.batch_size
-        self._update = update
-        sps = steps / max(seconds, 1e-9)
-        self._intervals += 1
-        # The first interval holds the compilation; it would spoil the estimate for long.
-        self._smooth = sps if self._intervals <= 2 else 0.9 * self._smooth + 0.1 * sps
-        left = (self._config.num_updates - update) * self._config.batch_size
-        return {
-            "progress/update": update,
-            "progress/steps": update * self._config.batch_size,
-            "progress/eta_s": left / self._smooth,
-            "perf/sps": sps,
-        }
-
-
-def plain(metrics: dict[str, Any]) -> Row:
+def to_floats(metrics: dict[str, Any]) -> Row:
     return {name: float(value) for name, value in sorted(metrics.items())}
 
 
 def time_row(seconds: dict[str, float], total: float) -> Row:
     """Seconds of each phase; env and inference are parts of collect."""
-    phases = ("collect", "wait", "update", "save")
-    other = max(0.0, total - sum(seconds.get(name, 0.0) for name in phases))
+    phases = [value for name, value in seconds.items() if name not in ("env", "inference")]
+    other = max(0.0, total - sum(phases))
     row: Row = {f"time/{k}": v for k, v in sorted(seconds.items())}
     return row | {"time/other": other}
-
-
-class Speed(NamedTuple):
-    """Of this process's part of the run: a resumed run did not do the updates before."""
-
-    updates: int
-    seconds: float
-
-
-def summarize(
-    config: Config, world: World, devices: int, state: Any, stats: EpisodeStats, speed: Speed
-) -> dict[str, Any]:
-    return {
-        "env_steps": config.num_updates * config.batch_size,
-        "updates": config.num_updates,
-        "wall_s": speed.seconds,
-        "sps": speed.updates * config.batch_size / speed.seconds,
-        "episode_return_mean": stats.row()["episode/return_mean"],
-        "episode_count": stats.count,
-        "params_sha256": params_sha256(jax.device_get(state.params)),
-        "world_size": world.size,
-        "devices": devices,
-    }

@@ -17,21 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from spmdrl.config import Config, ConfigError, flatten, from_json, to_json
+from spmdrl.config import AlgoConfig, Config, ConfigError, changes, from_json, to_json
+from spmdrl.runtime.files import replace_text, write_json
+from spmdrl.runtime.hints import suggested
 
 PACKAGES = (
     "spmdrl", "jax", "jaxlib", "flax", "optax",
     "envpool", "gymnasium", "numpy", "mpi4py", "mpi4jax",
 )  # fmt: skip
 
-# What may differ between a run and its resumption: it changes how long, how fast or how loud the
-# run is, never what it learns next. All of `log.`, `checkpoint.` and `eval.` may too.
-FREE = {
-    "run_dir", "name", "restart", "total_steps", "nprocs", "devices", "env.threads",
-    "sync.strategy", "sync.check_every", "sync.phase_timeout_s", "sync.start_timeout_s", "net.conv",
-}  # fmt: skip
-FREE_PARTS = ("log.", "checkpoint.", "eval.")
-FIXED = {"checkpoint.renew_every"}
 # What a run leaves that was killed while it made its directory.
 UNFINISHED = {"versions.json", ".versions.json.tmp", ".config.json.tmp"}
 CLONE_MARK = "clone.json"  # in a run that spmdrl.clone made: it has no optimiser to go on with
@@ -103,10 +97,10 @@ def _check_writable(path: Path) -> None:
 
 
 def _check_same_run(path: Path, config: Config) -> None:
-    changes = forbidden_changes(read_run(path), config)
-    if changes:
+    found = changes(read_run(path, type(config.algo)), config)
+    if found:
         raise ConfigError(
-            f"run_dir {path} holds a run with another config: {'; '.join(changes)}. Use another "
+            f"run_dir {path} holds a run with another config: {'; '.join(found)}. Use another "
             "--run-dir, or --restart to move the old run aside and begin anew"
         )
 
@@ -125,19 +119,14 @@ def _move_aside(path: Path) -> None:
 def _write_config(path: Path, config: Config, run_id: str) -> None:
     resolved = replace(config, run_dir=str(path), restart=False)
     # config.json makes it a run, so it comes last: a kill in between leaves no half of one.
-    _replace(path / "versions.json", json.dumps(versions() | {"run_id": run_id}, indent=2) + "\n")
-    _replace(path / "config.json", to_json(resolved) + "\n")
+    write_json(path / "versions.json", versions() | {"run_id": run_id})
+    replace_text(path / "config.json", to_json(resolved) + "\n")
 
 
-def _replace(file: Path, text: str) -> None:
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, file)
+State = Literal["running", "finished", "stopped", "failed"]
 
 
-def write_status(
-    path: Path, state: Literal["running", "finished", "stopped", "failed"], reason: str = ""
-) -> None:
+def write_status(path: Path, state: State, reason: str = "") -> None:
     """Who works on this run, or how it ended; `python -m spmdrl.runs` reads it.
 
     A disk that refuses it must not end a run, nor hide why one ended.
@@ -150,7 +139,7 @@ def write_status(
         "time": time.time(),
     }
     with contextlib.suppress(OSError):
-        _replace(path / "status.json", json.dumps(status, indent=2) + "\n")
+        write_json(path / "status.json", status)
 
 
 def versions() -> dict[str, str]:
@@ -169,23 +158,13 @@ def _reopen(path: Path, config: Config) -> RunDir:
     return RunDir(path, run_id, resumed=True)
 
 
-def forbidden_changes(before: Config, now: Config) -> list[str]:
-    """`field: old -> new` for every change that a resumed run cannot take."""
-    old, new = flatten(before), flatten(now)
-
-    def free(name: str) -> bool:
-        return name not in FIXED and (name in FREE or name.startswith(FREE_PARTS))
-
-    return [f"{k}: {old[k]!r} -> {new[k]!r}" for k in old if old[k] != new[k] and not free(k)]
-
-
-def read_run(path: str | Path) -> Config:
-    """The config of an existing run, for the tools that look at it afterwards."""
+def read_run(path: str | Path, own_algo: type[AlgoConfig] | None = None) -> Config:
+    """The config of an existing run; `own_algo` is the class of an algorithm of the user's own."""
     file = Path(path) / "config.json"
     if not file.is_file():
         raise ConfigError(f"{path} is not a run directory: it has no config.json")
     try:
-        return from_json(file.read_text())
+        return from_json(file.read_text(), own_algo)
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is damaged or not of this version: {error}") from error
 
@@ -196,4 +175,4 @@ def command_line(path: Path, argv: list[str]) -> str:
     if "--run-dir" in words:
         position = words.index("--run-dir")
         del words[position : position + 2]
-    return " ".join(["python -m spmdrl.train", *words, "--run-dir", str(path)])
+    return suggested("train", *words, "--run-dir", path)

@@ -24,7 +24,7 @@ from safetensors.numpy import save as save_bytes
 
 from spmdrl.acting.collector import Collector
 from spmdrl.config import Config
-from spmdrl.learning.update import params_sha256
+from spmdrl.learning.state import params_sha256
 from spmdrl.parallel.mesh import on_device, replicate
 from spmdrl.parallel.placement import ids_of_ranks
 from spmdrl.parallel.world import World

@@ -1,7 +1,4 @@
-"""One process's part in a run, from the handshake of the ranks to the exit code.
-
-Public names: `run_session`.
-"""
+"""One process's part in a run, from the handshake of the ranks to the exit code."""
 
 from __future__ import annotations
 
@@ -14,13 +11,19 @@ from typing import Any
 import jax
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, ConfigError
+from spmdrl.parallel.guards import GuardError
 from spmdrl.parallel.placement import ids_of_ranks
-from spmdrl.parallel.topology import LaunchError, Topology
-from spmdrl.parallel.world import World
+from spmdrl.parallel.process import settings
+from spmdrl.parallel.topology import LaunchError, Topology, threads_per_rank
+from spmdrl.parallel.world import World, abort_all
+from spmdrl.runtime.build import Trainer, build_trainer
 from spmdrl.runtime.logger import NullLogger, make_logger
-from spmdrl.runtime.loop import Stopped, train
-from spmdrl.runtime.rundir import RunDir, command_line, open_run, versions, write_status
-from spmdrl.runtime.watchdog import StopRequest, Watchdog, report_fault
+from spmdrl.runtime.loop import Stopped, TrainingLoop
+from spmdrl.runtime.rundir import RunDir, State, command_line, open_run, versions, write_status
+from spmdrl.runtime.signals import StopRequest
+from spmdrl.runtime.watchdog import Watchdog, report_fault
+
+__all__ = ["handshake", "run_session"]
 
 
 def run_session(
@@ -31,55 +34,102 @@ def run_session(
     watchdog: Watchdog,
     argv: Sequence[str],
 ) -> int:
-    logger = NullLogger()
-    run: RunDir | None = None
+    """Train, and say how it ended; the exit code."""
+    session = Session(config, topology, world, watchdog, argv)
     try:
-        if config.sync.strategy == "jax" and world.size > 1:
-            start_jax_distributed(topology, world)
-        places = handshake(config, world, argv)
-        run = share_run(config, world)
-        again = command_line(run.path, list(argv))
-        watchdog.move(run.path / ".heartbeat")
-        if world.is_root:
-            write_status(run.path, "running")
-        logger = make_logger(config, run.path, run.run_id, world.rank)
-        for place in places if world.size > 1 else []:
-            logger.info(place)
-        summary = train(config, topology, world, run, logger, stop, watchdog)
-        logger.close(summary | {"run_dir": str(run.path), "command": again})
-        if world.is_root:
-            write_status(run.path, "finished")
+        session.train(stop)
         return 0
     except Stopped as stopped:
-        logger.info(f"{stopped}; the same command goes on: {again}")
-        logger.close()
-        if world.is_root and run:
-            write_status(run.path, "stopped", str(stopped))
-        world.barrier()  # mpirun ends everyone as soon as the first leaves with a code
-        return EXIT_STOPPED
+        return session.stopped(stopped)
     except (ConfigError, LaunchError) as error:
-        logger.close()
-        if world.is_root:
-            print(f"spmdrl: {error}", file=sys.stderr, flush=True)
-            if run:
-                write_status(run.path, "failed", str(error))
-        return leave(world, EXIT_BAD_INPUT)
+        return session.refused(error)
     except BaseException as error:  # SystemExit too: a rank that just leaves would hang the others
-        logger.close()
-        report_fault(world.rank, world.size, watchdog.where(), error)
-        if run:  # whichever rank it is: the others are about to be ended without a word
-            reason = f"{type(error).__name__}: {error}"
-            write_status(run.path, "failed", f"rank {world.rank}, {watchdog.where()}: {reason}")
-        watchdog.stop()
-        return leave(world, EXIT_FAULT)
+        return session.failed(error)
     finally:
         watchdog.stop()
 
 
-def leave(world: World, code: int) -> int:
-    if world.size > 1:
-        world.abort(code)
-    return code
+class Session:
+    """One process of a run, and what it leaves behind at each kind of end."""
+
+    def __init__(
+        self,
+        config: Config,
+        topology: Topology,
+        world: World,
+        watchdog: Watchdog,
+        argv: Sequence[str],
+    ):
+        self._config, self._topology, self._world = config, topology, world
+        self._watchdog, self._argv = watchdog, list(argv)
+        self._logger = NullLogger()
+        self._run: RunDir | None = None
+        self._again = ""
+
+    def train(self, stop: StopRequest) -> None:
+        config, topology, world = self._config, self._topology, self._world
+        if config.sync.strategy == "jax" and world.size > 1:
+            start_jax_distributed(topology, world)
+        ranks = handshake(config, world, self._argv)
+        self._run = run = share_run(config, world)
+        self._again = command_line(run.path, self._argv)
+        self._watchdog.move(run.path / ".heartbeat")
+        self._watchdog.enter("start", 0, config.sync.start_timeout_s)
+        self._write_status("running")
+        self._logger = logger = make_logger(config, run.path, run.run_id, world.rank)
+        for line in ranks if world.size > 1 else []:
+            logger.info(line)
+        threads = config.env.threads or threads_per_rank(topology)
+        trainer = build_trainer(config, world, threads)
+        publishes = topology.local_rank == 0
+        loop = TrainingLoop(trainer, run.path, logger, stop, self._watchdog, publishes)
+        logger.info(header(trainer))
+        logger.info(f"rank {world.rank}: {settings(threads)}")
+        summary = loop.train()
+        logger.close(summary | {"run_dir": str(run.path), "command": self._again})
+        self._write_status("finished")
+
+    def stopped(self, stopped: Stopped) -> int:
+        self._logger.info(f"{stopped}; to resume: {self._again}")
+        self._logger.close()
+        self._write_status("stopped", str(stopped))
+        self._world.barrier()  # mpirun ends everyone as soon as the first leaves with a code
+        return EXIT_STOPPED
+
+    def refused(self, error: Exception) -> int:
+        self._logger.close()
+        if self._world.is_root:
+            print(f"spmdrl: {error}", file=sys.stderr, flush=True)
+        self._write_status("failed", str(error))
+        # The others leave it to rank 0, which must have said it before they end the job.
+        return abort_all(self._world, EXIT_BAD_INPUT, after_s=0.0 if self._world.is_root else 5.0)
+
+    def failed(self, error: BaseException) -> int:
+        self._logger.close()
+        world, where = self._world, self._watchdog.where()
+        if isinstance(error, GuardError) and world.rank != min(error.ranks):
+            # All ranks have found it together; the guilty one reports it and ends the job.
+            return abort_all(world, EXIT_FAULT, after_s=5.0)
+        report_fault(world.rank, world.size, where, error)
+        if self._run:  # whichever rank it is: the others are about to be ended without a word
+            reason = f"{type(error).__name__}: {error}"
+            write_status(self._run.path, "failed", f"rank {world.rank}, {where}: {reason}")
+        self._watchdog.stop()
+        return abort_all(world, EXIT_FAULT)
+
+    def _write_status(self, state: State, reason: str = "") -> None:
+        if self._world.is_root and self._run:
+            write_status(self._run.path, state, reason)
+
+
+def header(trainer: Trainer) -> str:
+    """What is about to happen, in one line."""
+    config = trainer.config
+    return (
+        f"{config.env.id}: {config.env.num_envs} environments on {trainer.world.size} rank(s) x "
+        f"{trainer.devices} device(s), {config.num_updates:,} updates of {config.batch_size:,} "
+        f"steps; rollouts {trainer.collector.description}"
+    )
 
 
 def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
@@ -135,14 +185,10 @@ def start_jax_distributed(topology: Topology, world: World) -> None:
 
 def share_run(config: Config, world: World) -> RunDir:
     """Rank 0 opens the run directory and tells the others; its refusal ends everyone."""
-    answer: dict[str, Any] = {}
-    if world.is_root:
-        try:
-            run = open_run(config)
-            answer = {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
-        except ConfigError as error:
-            answer = {"error": str(error)}
-    answer = world.broadcast_json(answer)
-    if "error" in answer:
-        raise ConfigError(answer["error"])
-    return RunDir(Path(answer["path"]), answer["run_id"], answer["resumed"])
+
+    def opened() -> dict[str, Any]:
+        run = open_run(config)
+        return {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
+
+    found = world.from_root(opened)
+    return RunDir(Path(found["path"]), found["run_id"], found["resumed"])

@@ -1,7 +1,4 @@
-"""Loud, immediate ends instead of hangs: stop requests, a watchdog, and one traceback.
-
-Public names: `StopRequest`, `Watchdog`, `start_folder`, `report_fault`, `is_running`.
-"""
+"""Loud, immediate ends instead of hangs: a watchdog, and one traceback."""
 
 from __future__ import annotations
 
@@ -21,30 +18,11 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from spmdrl.config import EXIT_FAULT
 
-
-class StopRequest:
-    """A flag that USR1, TERM and the first Ctrl-C set; the second Ctrl-C ends at once."""
-
-    def __init__(self) -> None:
-        self.signal: str | None = None
-
-    def listen(self) -> StopRequest:
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-        return self
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal == "SIGINT":
-            os.write(2, b"second Ctrl-C: ending at once\n")
-            os._exit(130)
-        self.signal = signal.Signals(number).name
-        if number == signal.SIGINT:
-            os.write(2, b"Ctrl-C: saving a checkpoint, then stopping (again: stop at once)\n")
+__all__ = ["Watchdog", "is_running", "report_fault", "start_folder"]
 
 
 class Watchdog:

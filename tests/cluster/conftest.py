@@ -1,16 +1,10 @@
 """Private clusters, started once a session; tests are skipped where they cannot start."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
-
-from netns import NamespaceCluster
-from processes import MissingError
-
-from slurm import SlurmCluster
+from tests.cluster.netns import NamespaceCluster
+from tests.cluster.processes import MissingError
+from tests.cluster.slurm import SlurmCluster
 
 
 @pytest.fixture(scope="session")

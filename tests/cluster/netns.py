@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from processes import (
+from tests.cluster.processes import (
     MARK,
     MissingError,
     end_all,
@@ -118,7 +119,10 @@ class NamespaceCluster:
     def wait_links(self) -> None:
         """Until every host hears the first one; links need a moment after a change."""
         for name in self.names[1:]:
-            wait_for(f"link to {name}", lambda to=name: self.ping(self.names[0], to) > 0, 20)
+            wait_for(f"link to {name}", partial(self._hears_first, name), 20)
+
+    def _hears_first(self, name: str) -> bool:
+        return self.ping(self.names[0], name) > 0
 
     def _qdisc(self, space: str, device: str, *words: str) -> None:
         run("tc", "-n", space, "qdisc", "add", "dev", device, "root", *words)

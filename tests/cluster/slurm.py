@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from processes import (
+from tests.cluster.processes import (
     MARK,
     end_all,
     environments,

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import wait_for
 
 import spmdrl.cluster.hostfile
+from tests.cluster.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -125,7 +125,7 @@ BUSY = "from mpi4py import MPI\nprint('up', flush=True)\nwhile True: MPI.COMM_WO
 def test_mpirun_gives_up_a_host_behind_a_cut_link(hosts, tmp_path, monkeypatch):
     monkeypatch.setattr(spmdrl.cluster.hostfile, "KEEPALIVE", {"time": 2, "intvl": 1, "probes": 3})
     two = [spmdrl.cluster.hostfile.Host("n1"), spmdrl.cluster.hostfile.Host("n2")]
-    command = spmdrl.cluster.hostfile.mpirun_command(two, [sys.executable, "-c", BUSY])
+    command = spmdrl.cluster.hostfile.mpirun_over_hosts(two, [sys.executable, "-c", BUSY])
     out = tmp_path / "out"
     process = hosts.start(hosts.on("n1", *command), out)
     wait_for("both ranks", lambda: out.read_text().count("up") == 2, 60)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import wait_for
+
+from tests.cluster.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -175,7 +176,8 @@ def test_written_script_is_submitted(slurm, tmp_path):
 
 def test_each_rank_of_a_node_takes_its_own_gpu(slurm):
     code = (
-        "import os; from spmdrl.parallel.topology import *; t = detect(); prepare_process(t, 0); "
+        "import os; from spmdrl.parallel.process import prepare_process; "
+        "from spmdrl.parallel.topology import detect; t = detect(); prepare_process(t, 0); "
         "print(t.rank, os.environ['CUDA_VISIBLE_DEVICES'])"
     )
     done = slurm.call(
@@ -210,8 +212,15 @@ def test_bench_writes_a_table(submit):
     small = {"ENVS_PER_RANK": "4", "STEPS_PER_RANK": "1024"}
     run = submit("slurm/bench.sbatch", *NODES, run=CARTPOLE[:1], **small)
     run.cluster.wait(run.job, "COMPLETED", timeout=START_S)
-    lines = (run.path / "table.md").read_text().splitlines()
-    assert [line.split("|")[1].strip() for line in lines] == ["ranks", "---", "1", "2"]
+    one, two = (
+        json.loads((run.path / f"{ranks}-ranks" / "summary.json").read_text()) for ranks in (1, 2)
+    )
+    assert [(s["world_size"], s["env_steps"]) for s in (one, two)] == [(1, 1024), (2, 2048)]
+    assert min(one["sps"], two["sps"]) > 0
+    assert (run.path / "table.md").read_text().splitlines()[2:] == [
+        f"| 1 | {one['sps']:,.0f} | 100% |",
+        f"| 2 | {two['sps']:,.0f} | {two['sps'] / one['sps'] / 2:.0%} |",
+    ]
 
 
 # ---------------------------------------------------------------------------------------------

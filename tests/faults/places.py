@@ -12,7 +12,7 @@ from pathlib import Path
 
 from judge import PHASES
 
-from spmdrl.parallel.topology import mpirun_command
+from spmdrl.parallel.spawn import mpirun_command
 
 __all__ = ["PHASE_LIMIT", "PLACES", "Place", "command", "environment", "places_of"]
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from kills import ROOT, SIZES, UPDATES, finish, outcome, ranks_of
 
-from spmdrl.parallel.topology import mpirun_command
+from spmdrl.parallel.spawn import mpirun_command
 
 EXIT_STOPPED = 75
 STOPS = 5  # of one run

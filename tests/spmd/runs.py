@@ -13,7 +13,8 @@ from spmdrl.parallel.world import World
 from spmdrl.runtime.logger import make_logger
 from spmdrl.runtime.loop import train
 from spmdrl.runtime.rundir import RunDir
-from spmdrl.runtime.watchdog import StopRequest, Watchdog
+from spmdrl.runtime.signals import StopRequest
+from spmdrl.runtime.watchdog import Watchdog
 
 CARTPOLE = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=64),

@@ -16,8 +16,8 @@ from runs import CARTPOLE, MUJOCO, PONG, rows, run, updates
 from spmdrl.acting import collector
 from spmdrl.parallel import mpi
 from spmdrl.parallel.mesh import make_mesh
+from spmdrl.parallel.process import SAME_BITS_FLAG
 from spmdrl.parallel.sync import make_grad_sync
-from spmdrl.parallel.topology import SAME_BITS_FLAG
 from spmdrl.parallel.world import World
 from spmdrl.runtime import loop
 from spmdrl.verify import compare

@@ -1,0 +1,1 @@
+"""What does a feature cost? A run with it against one without."""

@@ -1,0 +1,1 @@
+"""What do more ranks and a network between them cost?"""

@@ -1,0 +1,7 @@
+"""`python -m spmdrl COMMAND ...`: the same as the console script."""
+
+import sys
+
+from spmdrl.cli import main
+
+sys.exit(main())

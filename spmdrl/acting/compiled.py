@@ -1,0 +1,90 @@
+"""Rollouts as one compiled program with the simulator inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from spmdrl.acting.steps import (
+    ActorState,
+    Steps,
+    act,
+    draw_noise,
+    finish_rollout,
+    initial_state,
+    make_row,
+    next_state,
+    score_rollout,
+)
+from spmdrl.config import Config
+from spmdrl.envs.base import EnvBatch
+from spmdrl.nets.policy import Policy
+from spmdrl.parallel.compile_cache import private_jit
+from spmdrl.types import Array, Obs, Rollout
+
+__all__ = ["CompiledActor", "collect_all"]
+
+Part = tuple[Rollout, dict[str, Array]]
+
+
+class CompiledActor:
+    """One device's environments, T steps per call.
+
+    The simulator's handle is part of the compiled program, so no two actors can share one.
+    """
+
+    description = "in one compiled program, simulator included"
+
+    def __init__(self, config: Config, policy: Policy, env: EnvBatch, ids: Array, shards: int):
+        xla = env.xla()
+        assert xla is not None
+        self.env, self.env_ids, self.num_envs = env, ids, env.num_envs
+        self._device = next(iter(ids.devices()))
+        self._handle = jax.device_put(xla.handle, self._device)
+        self.place(initial_state(env, policy))
+
+        def collect(
+            handle: Any, variables: Any, before: ActorState, key: Array, update: Array
+        ) -> Any:
+            noise = draw_noise(policy, key, update, ids, config.algo.num_steps)
+
+            def step(loop: Any, noise_t: Array) -> tuple[Any, Steps]:
+                handle, s = loop
+                carry, action, dist_params, value = act(
+                    policy, shards, variables, s.carry, s.obs, s.first, noise_t
+                )
+                handle, answer = xla.step(handle, action)
+                row = make_row(s, action, dist_params, value, answer)
+                return (handle, next_state(s, carry, answer)), row
+
+            (handle, after), steps = jax.lax.scan(step, (handle, before), noise)
+            scores = score_rollout(policy, shards, variables, steps)
+            return handle, *finish_rollout(config, ids, before, steps, scores, after)
+
+        self._collect = private_jit(collect)
+
+    def step(self, action: np.ndarray) -> Obs:
+        """Step the environments with given actions; the observations."""
+        self.env.send(action)
+        return self.env.recv().obs
+
+    def close(self) -> None:
+        self.env.close()
+
+    def place(self, state: ActorState) -> None:
+        # On the device from the start: the compiled program would be made twice otherwise.
+        self.state = jax.device_put(state, self._device)
+
+    def collect(self, variables: Any, key: Array, update: Array) -> Part:
+        with jax.enable_x64(self.env.needs_x64):
+            out = self._collect(self._handle, variables, self.state, key, update)
+        self._handle, self.state, rollout, episodes = out
+        return rollout, episodes
+
+
+def collect_all(actors: Sequence[CompiledActor], inputs: Sequence[Any]) -> list[Part]:
+    """A rollout of every actor; dispatched one after the other, they run side by side."""
+    return [actor.collect(*given) for actor, given in zip(actors, inputs, strict=True)]

@@ -1,0 +1,137 @@
+"""From a config file and the flags after it to a `Config`.
+
+A config file is Python that defines `config = Config(...)` or `get_config()`; every field can be
+overridden on the command line by its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+import itertools
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from spmdrl.config.rules import ConfigError, check_fields, fields_of, suggest
+from spmdrl.config.schema import Config
+
+__all__ = ["load", "read_file"]
+
+
+def load(argv: Sequence[str]) -> Config:
+    """The config named by the first argument, changed by the flags after it."""
+    path, flags = _split(argv)
+    default = read_file(path) if path else Config()
+    if path and not default.name:
+        default = dataclasses.replace(default, name=Path(path).stem)
+    if path is None and not _asks_for_help(flags):
+        raise ConfigError(
+            "the first argument must be a config file; for example: "
+            "python -m spmdrl.train configs/cartpole.py"
+        )
+    _check_flags(flags, default)
+    import tyro  # not needed by those who only read a saved config
+
+    prog = f"python -m spmdrl.train {path or 'CONFIG.py'}"
+    return tyro.cli(Config, default=default, args=list(flags), prog=prog)
+
+
+def _split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    if argv and not argv[0].startswith("-"):
+        return argv[0], list(argv[1:])
+    return None, list(argv)
+
+
+def _asks_for_help(flags: Sequence[str]) -> bool:
+    return "-h" in flags or "--help" in flags
+
+
+def _check_flags(flags: Sequence[str], config: Config) -> None:
+    """Two mistakes for which tyro names no remedy: a right name in the wrong part of the config,
+    and a value after a yes-or-no field."""
+    types_of = {f.name: f.type for f in fields_of(config) if not dataclasses.is_dataclass(f.value)}
+    words = [part for flag in flags for part in flag.split("=", 1)]
+    for flag, value in itertools.pairwise([*words, "--"]):
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or name.startswith("env.options"):
+            continue
+        elsewhere = [k for k in types_of if k.rpartition(".")[2] == name.rpartition(".")[2]]
+        if name not in types_of and elsewhere:
+            choices = " or ".join("--" + k.replace("_", "-") for k in elsewhere)
+            raise ConfigError(f"there is no field {flag}; did you mean {choices}?")
+        if types_of.get(name) is bool and not value.startswith("-"):
+            part, dot, last = flag.removeprefix("--").rpartition(".")
+            raise ConfigError(
+                f"{name} takes no value, but {value!r} follows it; write {flag} for yes and "
+                f"--{part}{dot}no-{last} for no"
+            )
+
+
+def read_file(path: str) -> Config:
+    """What the config file defines, before any flags."""
+    file = Path(path)
+    if not file.is_file():
+        what = "is not a file" if file.exists() else "does not exist"
+        raise ConfigError(f"config file {path} {what}{_similar_file(file)}")
+    try:
+        module = _execute(file)
+        config = module.get_config() if hasattr(module, "get_config") else _config_in(module)
+    except Exception as error:
+        raise ConfigError(f"config file {path} failed: {_explain(error, file)}") from error
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"config file {path} must define `config = Config(...)` or `get_config()` that "
+            f"returns one; found {type(config).__name__}"
+        )
+    check_fields(config)
+    return config
+
+
+def _execute(file: Path) -> ModuleType:
+    """The file as a module of its own name, so that classes defined in it can be found again."""
+    spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(file.resolve().parent))  # a variant imports its base by name
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def _config_in(module: ModuleType) -> object:
+    return getattr(module, "config", None)
+
+
+def _explain(error: Exception, file: Path) -> str:
+    """Type, text and line of the config file, and the field that a wrong name resembles."""
+    text = f"{type(error).__name__}: {error}"
+    folder = str(file.resolve().parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f for f in frames if str(Path(f.filename).resolve().parent) == folder]
+    if lines and not isinstance(error, SyntaxError):  # which says its line itself
+        text += f" ({lines[-1].filename}, line {lines[-1].lineno})"
+    wrong = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    return text + (suggest(wrong[2], _fields_of_class(wrong[1])) if wrong else "")
+
+
+def _fields_of_class(name: str) -> list[str]:
+    """The fields of one of our dataclasses, an algorithm's included; else those of all."""
+    parts = [Config(), *(f.value for f in fields_of(Config()) if dataclasses.is_dataclass(f.value))]
+    chosen = [part for part in parts if type(part).__name__ == name] or parts
+    return [f.name for part in chosen for f in dataclasses.fields(part)]
+
+
+def _similar_file(file: Path) -> str:
+    folder = file.parent if file.parent.is_dir() else Path("configs")
+    names = [str(p) for p in sorted(folder.glob("*.py"))]
+    close = difflib.get_close_matches(str(file), names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,129 @@
+"""Rules that stand beside a config field, and the one checker that reads them.
+
+A field is annotated with what it may be: `threads: Annotated[int, at_least(0), FREE] = 0`. Types
+and ranges are checked by `check_fields`; `FREE` says that a resumed run may change the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+__all__ = [
+    "FIXED", "FREE", "ConfigError", "Count", "Field", "NonNegative", "Positive", "Range", "Seed",
+    "Share", "at_least", "check_fields", "fields_of", "suggest",
+]  # fmt: skip
+
+
+class ConfigError(ValueError):
+    """Bad input: the message names the field, the value and the nearest valid choice."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which values of the right type a field takes; `rule` completes "must be ..."."""
+
+    rule: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Whether the field may change when a run is resumed."""
+
+    free: bool
+
+
+FREE, FIXED = Resume(True), Resume(False)
+INFINITY = float("inf")
+
+
+def at_least(least: int) -> Range:
+    return Range(f"at least {least}" if least else "0 or more", lambda x: x >= least)
+
+
+Count = Annotated[int, at_least(1)]
+Positive = Annotated[float, Range("above 0 and finite", lambda x: 0.0 < x < INFINITY)]
+NonNegative = Annotated[float, Range("0 or more and finite", lambda x: 0.0 <= x < INFINITY)]
+Share = Annotated[float, Range("between 0 and 1", lambda x: 0.0 <= x <= 1.0)]
+Seed = Annotated[int, Range("from 0 to 2147483647", lambda x: 0 <= x < 2**31)]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a config, by its command-line name."""
+
+    name: str
+    type: Any
+    value: Any
+    ranges: tuple[Range, ...]
+    free: bool
+
+
+def fields_of(part: Any, prefix: str = "", free: bool = False) -> Iterator[Field]:
+    """Every field of the dataclass and of those inside of it, whose marks override its own."""
+    for name, hint in typing.get_type_hints(type(part), include_extras=True).items():
+        if typing.get_origin(hint) is typing.ClassVar:
+            continue
+        bare, marks = _unwrapped(hint)
+        value = getattr(part, name)
+        is_free = next((m.free for m in reversed(marks) if isinstance(m, Resume)), free)
+        ranges = tuple(m for m in marks if isinstance(m, Range))
+        yield Field(f"{prefix}{name}", bare, value, ranges, is_free)
+        if dataclasses.is_dataclass(value):
+            yield from fields_of(value, f"{prefix}{name}.", is_free)
+
+
+def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type without its annotations, and the annotations; nested ones are joined by typing."""
+    if typing.get_origin(hint) is Annotated:
+        bare, *marks = typing.get_args(hint)
+        return bare, tuple(marks)
+    return hint, ()
+
+
+def check_fields(part: Any) -> None:
+    """Raise ConfigError for the first field whose type or range is wrong.
+
+    The command line's types are checked by tyro; a config file can assign anything.
+    """
+    for field in fields_of(part):
+        if not fits(field.value, field.type):
+            raise ConfigError(f"{field.name} is {field.value!r}, but must be {_wanted(field)}")
+        for allowed in field.ranges:
+            if not allowed.holds(field.value):
+                raise ConfigError(f"{field.name} is {field.value!r}, but must be {allowed.rule}")
+
+
+def _wanted(field: Field) -> str:
+    choices = [str(c) for c in typing.get_args(field.type)]
+    if typing.get_origin(field.type) is Literal:
+        return f"one of {', '.join(choices)}{suggest(str(field.value), choices)}"
+    return str(field.type) if choices else str(field.type.__name__)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether the value is of the annotated type."""
+    hint = _unwrapped(hint)[0]
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin in (types.UnionType, typing.Union):
+        return any(fits(value, arg) for arg in args)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(fits(item, args[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(item, args[1]) for item in value.values())
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}?" if close else ""

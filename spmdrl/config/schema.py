@@ -1,0 +1,271 @@
+"""What a run is: frozen dataclasses, each field with its rule, its help and its default.
+
+Nothing here imports jax, so bad input is answered at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from spmdrl.config.rules import (
+    FIXED,
+    FREE,
+    ConfigError,
+    Count,
+    NonNegative,
+    Positive,
+    Range,
+    Seed,
+    Share,
+    at_least,
+)
+
+if TYPE_CHECKING:
+    from spmdrl.algos.base import Algorithm  # type only: algorithms stand above the config
+
+__all__ = [
+    "EXIT_BAD_INPUT", "EXIT_FAULT", "EXIT_STOPPED", "AlgoConfig", "CheckpointConfig", "Config",
+    "EnvConfig", "EvalConfig", "LogConfig", "NetConfig", "OptimConfig", "SyncConfig",
+    "algorithm_class",
+]  # fmt: skip
+
+EXIT_FAULT = 1
+EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 75
+
+Widths = Annotated[
+    tuple[int, ...], Range("widths of at least 1", lambda x: all(width >= 1 for width in x))
+]
+Decay = Annotated[float, Range("at least 0 and below 1", lambda x: 0.0 <= x < 1.0)]
+Ranks = Annotated[
+    int | Literal["auto"], Range("at least 1, or auto", lambda x: x == "auto" or x >= 1)
+]
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    id: str = "CartPole-v1"
+    """Environment id, such as CartPole-v1, Pong-v5 or Ant-v4."""
+    num_envs: Count = 8
+    """Environments in the whole run, over all ranks and devices."""
+    backend: Literal["envpool", "gymnasium"] = "envpool"
+    """Who simulates: envpool (C++ threads) or any registered Gymnasium environment."""
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Passed to the environment's constructor, for example episodic_life True."""
+    threads: Annotated[int, at_least(0), FREE] = 0
+    """Simulation threads of each rank; 0 takes the cores divided by the ranks on this machine."""
+    reward: Literal["none", "sign", "abs_one", "soft_asymmetric"] = "none"
+    """Reward transform for learning; reported returns are always the raw ones."""
+    normalize_obs: bool = False
+    """Centre and scale vector observations by their running moments."""
+    normalize_reward: bool = False
+    """Divide rewards by the running deviation of the discounted return."""
+    obs_clip: Positive = 10.0
+    """Bound of a normalised observation."""
+    reward_clip: Positive = 10.0
+    """Bound of a normalised reward."""
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    torso: Literal["auto", "mlp", "nature_cnn", "small_cnn"] = "auto"
+    """auto takes an MLP for vectors, the Nature CNN for images and a small CNN for small images."""
+    hidden: Widths = (64, 64)
+    """Widths of the MLP's layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Activation of the MLP; the CNNs always use relu."""
+    shared: bool = False
+    """One torso for policy and value, or one each."""
+    log_std_init: Annotated[float, Range("finite", math.isfinite)] = 0.0
+    """Initial log standard deviation of continuous actions."""
+    conv: Annotated[Literal["auto", "matmul", "xla"], FREE] = "auto"
+    """How convolutions are computed; auto takes matmul on CPU and xla elsewhere."""
+
+
+@dataclass(frozen=True)
+class AlgoConfig:
+    """What every algorithm has. A subclass adds its fields and makes the `Algorithm`."""
+
+    num_steps: Count = 128
+    """Steps of each environment in one rollout."""
+    gamma: Share = 0.99
+    """Discount."""
+    epochs: Count = 4
+    """Passes over each rollout."""
+    minibatches: Count = 4
+    """Minibatches in a pass."""
+
+    selects: ClassVar[Literal["steps", "sequences"]] = "steps"
+    """Minibatches of single steps of every environment, or of whole environments."""
+    panel: ClassVar[tuple[tuple[str, str, str], ...]] = ()
+    """Metrics in the live panel: name, label, format."""
+    plots: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Metrics that `spmdrl.plot` draws besides the usual ones: name, title."""
+
+    def __post_init__(self) -> None:
+        if type(self) is AlgoConfig:
+            raise ConfigError(
+                "AlgoConfig is what algorithms have in common; choose one, for example "
+                "algo=Ppo(...) with `from spmdrl.algos import Ppo`"
+            )
+
+    def make(self) -> Algorithm:
+        """The algorithm with these settings."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    """Optimiser; fields that begin with another one's name have no effect."""
+    lr: Positive = 2.5e-4
+    """Learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """linear and cosine go to 0 at the end of the run."""
+    warmup: Annotated[int, at_least(0)] = 0
+    """Updates over which the learning rate rises from 0 before its schedule begins."""
+    max_grad_norm: Positive = 0.5
+    """Global norm to which gradients are clipped."""
+    adam_b1: Decay = 0.9
+    """Decay of the gradient's mean, for adam and adamw."""
+    adam_b2: Decay = 0.999
+    """Decay of the squared gradient's mean, for adam and adamw."""
+    adam_eps: Positive = 1e-5
+    """Added to the root, for adam and adamw."""
+    adamw_decay: NonNegative = 1e-4
+    """Weight decay."""
+    rmsprop_decay: Decay = 0.99
+    """Decay of the squared gradient's mean."""
+    rmsprop_eps: Positive = 0.1
+    """Keeps the divisor away from 0."""
+    rmsprop_eps_inside: bool = True
+    """Add epsilon below the root, as TensorFlow does, or to the root, as PyTorch does."""
+    rmsprop_initial: NonNegative = 1.0
+    """First value of the squared gradient's mean: 1 in TensorFlow, 0 in PyTorch."""
+    rmsprop_momentum: Decay = 0.0
+    """Momentum of the steps, learning rate included, as in TensorFlow."""
+    sgd_momentum: Decay = 0.0
+    """Momentum of the gradient."""
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    strategy: Annotated[Literal["allreduce", "gather", "jax"], FREE] = "allreduce"
+    """How ranks learn together: averaged gradients (MPI), rollouts gathered on rank 0, or
+    jax.distributed."""
+    deterministic: bool = False
+    """The same bits on every topology, at some cost in speed."""
+    shards: Count = 8
+    """With deterministic: fixed groups of environments whose gradients are added in a fixed
+    order; at least two per device."""
+    check_every: Annotated[int, at_least(1), FREE] = 100
+    """Updates between two comparisons of the ranks' parameters."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """What a non-finite gradient does: end the run, or be left out."""
+    max_skips: Count = 10
+    """With skip: the run ends after so many in a row."""
+    phase_timeout_s: Annotated[Positive, FREE] = 300.0
+    """A collect or update phase that lasts longer ends the run with a stack dump of every rank."""
+    start_timeout_s: Annotated[Positive, FREE] = 600.0
+    """The same for start-up and compilation."""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    every: Count = 1
+    """Updates between two rows of metrics."""
+    window: Count = 100
+    """Episodes in the reported mean return."""
+    panel: Literal["auto", "on", "off"] = "auto"
+    """Live panel; auto shows it on a terminal and prints plain lines elsewhere."""
+    tensorboard: bool = False
+    """Also write TensorBoard files (needs the extra `tb`)."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project (needs the extra `wandb`)."""
+    all_ranks: bool = False
+    """Print the log lines of every rank, not only those of rank 0."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: Annotated[int, at_least(0)] = 50
+    """Updates between two checkpoints; 0 saves only at the end."""
+    keep: Count = 3
+    """How many of the newest checkpoints stay on disk, besides the best."""
+    envs: Literal["replay", "fresh"] = "replay"
+    """On resume: bring the environments to exactly where they were by repeating their actions, or
+    start new episodes."""
+    renew_every: Annotated[int, at_least(1), FIXED] = 2000
+    """Updates after which every run makes new environments, so that a replay stays short."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    episodes: Count = 100
+    """Episodes played by `python -m spmdrl.evaluate`."""
+    num_envs: Count = 16
+    """Environments played at the same time."""
+    deterministic: bool = True
+    """Take the most likely action, or sample."""
+    seed: Seed = 12345
+    """Seed of the evaluation's environments."""
+    max_steps: Count = 200_000
+    """Steps of each environment after which the evaluation gives up."""
+
+
+DEFAULT_ALGORITHM = "ppo"
+
+
+def algorithm_class(name: str) -> type[AlgoConfig]:
+    """The algorithm of that name: a file of `spmdrl.algos` holds a class of the same name."""
+    module = importlib.import_module(f"spmdrl.algos.{name}")
+    found: type[AlgoConfig] = getattr(module, name.capitalize())
+    return found
+
+
+def default_algorithm() -> AlgoConfig:
+    return algorithm_class(DEFAULT_ALGORITHM)()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run. Sizes are global: more ranks change the speed, not what is learned."""
+
+    run_dir: Annotated[str | None, FREE] = None
+    """Where everything goes; an existing run is resumed. By default a new folder under runs/."""
+    name: Annotated[str, FREE] = ""
+    """Name of the run; by default that of the config file."""
+    seed: Seed = 1
+    """Everything random derives from it."""
+    total_steps: Annotated[int, at_least(1), FREE] = 500_000
+    """Environment steps of the whole run."""
+    nprocs: Annotated[Ranks, FREE] = 1
+    """Ranks to start on this machine; auto: one per core."""
+    devices: Annotated[int, at_least(0), FREE] = 0
+    """Devices of each rank; 0 takes one on CPU and all visible ones on GPU."""
+    overlap: bool = False
+    """Collect the next rollout while learning from this one, with parameters exactly one update
+    old. Changes what is learned; useful when simulation would leave an accelerator idle."""
+    restart: Annotated[bool, FREE] = False
+    """Move an existing run directory aside and start over, instead of resuming."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    net: NetConfig = field(default_factory=NetConfig)
+    algo: AlgoConfig = field(default_factory=default_algorithm)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    log: Annotated[LogConfig, FREE] = field(default_factory=LogConfig)
+    checkpoint: Annotated[CheckpointConfig, FREE] = field(default_factory=CheckpointConfig)
+    eval: Annotated[EvalConfig, FREE] = field(default_factory=EvalConfig)
+
+    @property
+    def batch_size(self) -> int:
+        """Environment steps in one rollout, over the whole run."""
+        return self.env.num_envs * self.algo.num_steps
+
+    @property
+    def num_updates(self) -> int:
+        return self.total_steps // self.batch_size

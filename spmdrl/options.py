@@ -1,0 +1,101 @@
+"""How commands declare and read their options: one frozen dataclass each.
+
+The first argument is positional, the rest are flags; the docstrings are the help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
+
+from spmdrl.config import ConfigError
+
+__all__ = ["ConfigFile", "PlayOptions", "RunPath", "check_positive", "parse", "parse_with_config"]
+
+T = TypeVar("T")
+
+RunPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+ConfigFile = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONFIG.py")]
+
+_one_of = tyro.conf.create_mutex_group(required=False, title="how actions are chosen")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """What all commands that play a trained policy have in common."""
+
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|best|N")] = "latest"
+    """Which checkpoint is played: the latest, the best by training return, or that of update N."""
+    deterministic: Annotated[bool, _one_of] = False
+    """Take the most likely action."""
+    stochastic: Annotated[bool, _one_of] = False
+    """Sample actions."""
+
+    def takes_the_mode(self, otherwise: bool) -> bool:
+        """Whether actions are the most likely ones; `otherwise` if the user has not said."""
+        return self.deterministic or (otherwise and not self.stochastic)
+
+
+def parse(
+    options: type[T],
+    command: str,
+    argv: Sequence[str] | None,
+    renamed: Mapping[str, str] | None = None,
+) -> T:
+    """The options from the command line. Flags in `renamed` are answered with today's spelling."""
+    words = _words(argv)
+    for old, new in (renamed or {}).items():
+        if any(word.partition("=")[0] == old for word in words):
+            raise ConfigError(f"{command} has no {old} any more; write {new}")
+    # A plain flag needs no --no-flag beside it: none of the commands' flags is on by itself.
+    plain = (tyro.conf.FlagCreatePairsOff,)
+    return tyro.cli(options, args=words, prog=_program(command), config=plain)
+
+
+def parse_with_config(
+    options: type[T], command: str, argv: Sequence[str] | None
+) -> tuple[T, list[str]]:
+    """The command's own options, and the words after CONFIG.py that are the trainer's."""
+    own_names = {
+        "--" + field.name.replace("_", "-")
+        for field in dataclasses.fields(options)  # type: ignore[arg-type]
+        if field.name != "config"  # which is positional
+    }
+    words, own, trainer = _words(argv), [], []
+    while words:
+        word = words.pop(0)
+        name, has_value, _ = word.partition("=")
+        if name in ("-h", "--help"):
+            return parse(options, command, ["--help"]), []
+        if name in own_names:
+            own += [word] if has_value else [word, *words[:1]]
+            words = words if has_value else words[1:]
+        else:
+            trainer.append(word)
+    # The config file comes before the flags, as for `train`; a value of a flag is not one.
+    config = trainer[:1] if trainer and not trainer[0].startswith("-") else []
+    return parse(options, command, [*config, *own]), trainer[len(config) :]
+
+
+def check_positive(options: object, *names: str) -> None:
+    """Raise ConfigError unless each of these fields is None or at least 1."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}, but must be at least 1")
+
+
+def _words(argv: Sequence[str] | None) -> list[str]:
+    return list(sys.argv[1:] if argv is None else argv)
+
+
+def _program(command: str) -> str:
+    """As the user has typed it."""
+    by_script = Path(sys.argv[0]).stem in ("spmdrl", "__main__")
+    return f"spmdrl {command}" if by_script else f"python -m spmdrl.{command}"

@@ -1,0 +1,103 @@
+"""The settings of this process that must be in place before jax is imported.
+
+Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterable
+
+from spmdrl.parallel.compile_cache import open_cache
+from spmdrl.parallel.topology import LaunchError, Topology, all_gpus, cores, threads_per_rank
+
+__all__ = ["SAME_BITS_FLAG", "prepare_process", "settings"]
+
+# Whether a product and a sum become one rounding (FMA) depends on how XLA happens to fuse the
+# program, which differs between topologies. Instruction sets before AVX2 do not have it.
+SAME_BITS_FLAG = "--xla_cpu_max_isa=AVX"
+
+
+def prepare_process(topology: Topology, devices: int, deterministic: bool = False) -> None:
+    """Set what XLA reads when jax is first imported; what the user has set stays."""
+    if "jax" in sys.modules:
+        return  # too late to change anything; the caller set it up (tests do)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if devices > 1 and "host_platform_device_count" not in flags:
+        flags += f" --xla_force_host_platform_device_count={devices}"
+    if (
+        topology.local_size > 1
+        and "multi_thread_eigen" not in flags
+        and threads_per_rank(topology) == 1
+    ):
+        flags += " --xla_cpu_multi_thread_eigen=false"
+    if deterministic and "xla_cpu_max_isa" not in flags:
+        flags += f" {SAME_BITS_FLAG}"
+    os.environ["XLA_FLAGS"] = flags.strip()
+    if deterministic and cores() == 1:
+        # A single thread cuts the long sums of matrix products at other places than several do.
+        os.environ.setdefault("NPROC", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # OpenBLAS, which initialises the networks, would spin on all cores at once for every rank.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _keep_freed_memory()
+    _own_gpus(topology, devices)
+    open_cache()
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+_MALLOC_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+
+
+def _keep_freed_memory() -> None:
+    """Have malloc keep what a program frees: the next one needs as much at once.
+
+    Else each update gives its large temporaries back to the kernel, which clears every page again
+    before it hands them out. Whoever sets malloc's own variables knows better.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name in os.environ for name in _MALLOC_VARIABLES):
+        return
+    most = 2**31 - 1
+    mallopt(_M_MMAP_THRESHOLD, most)
+    mallopt(_M_TRIM_THRESHOLD, most)
+
+
+def settings(threads: int) -> str:
+    """What holds for this process, for the log; each can be set in the environment instead."""
+    shown = [f"{threads} simulation thread(s)", f"cores {_ranges(os.sched_getaffinity(0))}"]
+    shown += [
+        f"{name}={os.environ[name]}"
+        for name in ("XLA_FLAGS", "NPROC", "OPENBLAS_NUM_THREADS", *_MALLOC_VARIABLES)
+        if os.environ.get(name)
+    ]
+    return ", ".join(shown)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0-3,8 for 0, 1, 2, 3 and 8."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def _own_gpus(topology: Topology, devices: int) -> None:
+    """Give each of several local ranks its own share of the visible GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(all_gpus()))
+    if topology.local_size == 1 or "," not in visible:
+        return
+    ids = visible.split(",")
+    share = devices or len(ids) // topology.local_size
+    mine = ids[topology.local_rank * share : (topology.local_rank + 1) * share]
+    if not mine:
+        raise LaunchError(
+            f"local rank {topology.local_rank} of {topology.local_size} finds no GPU left of "
+            f"CUDA_VISIBLE_DEVICES={visible}; start fewer ranks or lower --devices"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)

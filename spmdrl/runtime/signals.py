@@ -1,0 +1,29 @@
+"""Requests to stop, which the training loop answers after a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+__all__ = ["StopRequest"]
+
+
+class StopRequest:
+    """A flag that USR1, TERM and the first Ctrl-C set; the second Ctrl-C ends at once."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    def listen(self) -> StopRequest:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.signal == "SIGINT":
+            os.write(2, b"second Ctrl-C: ending at once\n")
+            os._exit(130)
+        self.signal = signal.Signals(number).name
+        if number == signal.SIGINT:
+            os.write(2, b"Ctrl-C: saving a checkpoint, then stopping (again: stop at once)\n")
