@@ -3,54 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from spmdrl.acting.actors import ScanActor
 
-from spmdrl.acting import actors
-from spmdrl.acting import collector as rollout_module
-from spmdrl.acting.collector import Collector
-from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, SyncConfig
-from spmdrl.learning.update import init_train_state, make_update
-from spmdrl.nets import make_policy
+from spmdrl.acting import collector as collector_module
+from spmdrl.acting import steps
+from spmdrl.acting.compiled import CompiledActor
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig, NetConfig, SyncConfig
+from spmdrl.learning.state import init_train_state
 from spmdrl.nets.policy import variables_of
-from spmdrl.parallel.guards import NotFinite, NotFiniteError
-from spmdrl.parallel.mesh import local_devices, make_mesh, replicate
-from spmdrl.parallel.sync import make_grad_sync
-from spmdrl.parallel.world import World
-from spmdrl.types import Rollout, TrainState
+from spmdrl.parallel.guards import KINDS, NotFinite, NotFiniteError
+from spmdrl.parallel.mesh import replicate
+from spmdrl.runtime.build import build_trainer
+from spmdrl.types import Report, Rollout, TrainState
 
 SMALL = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=8),
-    algo=AlgoConfig(num_steps=32, epochs=2, minibatches=2),
+    algo=Ppo(num_steps=32, epochs=2, minibatches=2),
 )
 SWING = dataclasses.replace(SMALL, env=EnvConfig(id="HalfCheetah-v4", num_envs=8))
 
 
 class Setup:
-    def __init__(self, config: Config, shards: int = 1):
-        self.config = config
-        self.mesh = make_mesh(local_devices(1))
-        ids = range(config.env.num_envs)
-        self.collector = Collector(config, partial(make_policy, config), self.mesh, ids, 1, shards)
-        self.key = replicate(jax.random.PRNGKey(3), self.mesh)
+    """A trainer whose updates all start from the same state."""
+
+    def __init__(self, config: Config):
+        self.config, self.trainer = config, build_trainer(config)
+        self.collector, self.policy = self.trainer.collector, self.trainer.learner.policy
+        self.key = replicate(jax.random.PRNGKey(3), self.trainer.mesh)
 
     def state(self) -> TrainState:
         key = jax.random.PRNGKey(0)
-        policy, spec = self.collector.policy, self.collector.spec
-        return replicate(init_train_state(self.config, policy, spec, key), self.mesh)
+        state = init_train_state(self.config, self.policy, self.collector.spec, key)
+        return replicate(state, self.trainer.mesh)
 
     def collect(self) -> Rollout:
         return self.collector.collect(self.state(), self.key)[0]
 
-    def update(self, rollout: Rollout) -> tuple[TrainState, dict[str, Any]]:
-        sync = make_grad_sync(self.config.sync, World(), 1)
-        update = make_update(self.config, self.collector.policy, sync, self.mesh)
-        return update(self.state(), rollout, self.key)
+    def update(self, rollout: Rollout) -> tuple[TrainState, Report]:
+        return self.trainer.update(self.state(), rollout, self.key)
 
 
 def as_numpy(tree: Any) -> Any:
@@ -71,7 +66,7 @@ def cartpole() -> tuple[Setup, Rollout]:
 def in_a_loop(config: Config, monkeypatch: pytest.MonkeyPatch) -> Setup:
     """As on an accelerator: the simulator is called from Python."""
     with monkeypatch.context() as patch:
-        patch.setattr(rollout_module, "compiles", lambda *_: False)
+        patch.setattr(collector_module, "simulates_inside", lambda *_: False)
         return Setup(config)
 
 
@@ -79,13 +74,13 @@ def with_envs(config: Config, num_envs: int) -> Config:
     return dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=num_envs))
 
 
-@pytest.mark.parametrize("num_envs", [8, 32], ids=["whole", "halves"])
+@pytest.mark.parametrize("num_envs", [8, 32], ids=["whole", "two groups"])
 @pytest.mark.parametrize("config", [SMALL, SWING], ids=["cartpole", "halfcheetah"])
 def test_the_compiled_rollout_equals_the_python_loop(config, num_envs, monkeypatch):
     scan = Setup(with_envs(config, num_envs))
     loop = in_a_loop(scan.config, monkeypatch)
-    assert isinstance(scan.collector.actors[0], ScanActor)
-    assert len(loop.collector.actors[0].halves) == (2 if num_envs == 32 else 1)
+    assert isinstance(scan.collector.actors[0], CompiledActor)
+    assert len(loop.collector.actors[0].groups) == (2 if num_envs == 32 else 1)
     a, b = as_numpy(scan.collect()), as_numpy(loop.collect())
     for name in ("obs", "action", "reward", "terminated", "truncated", "valid", "first"):
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
@@ -93,15 +88,18 @@ def test_the_compiled_rollout_equals_the_python_loop(config, num_envs, monkeypat
     np.testing.assert_allclose(a.value, b.value, atol=1e-5)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["critic apart", "one torso"])
+@pytest.mark.parametrize("shared", [False, True], ids=["two torsos", "one torso"])
 @pytest.mark.parametrize("shards", [1, 4])
-def test_opinions_equal_the_policy_asked_step_by_step(shards, shared, monkeypatch):
+def test_scores_equal_the_policy_asked_step_by_step(shards, shared, monkeypatch):
     # 32 steps in blocks of 5 and a rest of 2, or with shards of two environments 20 and 12
-    monkeypatch.setattr(actors, "LOOK_BACK_ROWS", 40)
+    monkeypatch.setattr(steps, "ROWS_AT_ONCE", 40)
     config = dataclasses.replace(SMALL, net=NetConfig(shared=shared))
-    setup = Setup(config, shards)
-    rollout, policy = as_numpy(setup.collect()), setup.collector.policy
-    assert policy.critic_apart is not shared
+    if shards > 1:
+        ordered = SyncConfig(deterministic=True, shards=shards)
+        config = dataclasses.replace(config, sync=ordered)
+    setup = Setup(config)
+    rollout, policy = as_numpy(setup.collect()), setup.policy
+    assert policy.separate_critic is not shared
     variables = variables_of(setup.state().params, ())
     for t in range(config.algo.num_steps):
         _, dist_params, value = policy.apply(variables, (), rollout.obs[t], rollout.first[t])
@@ -113,14 +111,12 @@ def test_opinions_equal_the_policy_asked_step_by_step(shards, shared, monkeypatc
 def test_nothing_moves_between_host_and_device_unasked(monkeypatch):
     scan, loop = Setup(SMALL), in_a_loop(with_envs(SMALL, 16), monkeypatch)
     for setup in (scan, loop):
-        sync = make_grad_sync(setup.config.sync, World(), 1)
-        update = make_update(setup.config, setup.collector.policy, sync, setup.mesh)
         state = setup.state()
         for _ in range(2):
             with jax.transfer_guard("disallow"):
                 rollout, _ = setup.collector.collect(state, setup.key)
-                state, metrics = update(state, rollout, setup.key)
-                jax.device_get(metrics)
+                state, report = setup.trainer.update(state, rollout, setup.key)
+                jax.device_get(report)
 
 
 def test_rows_after_an_end_are_invalid_and_start_nothing(cartpole):
@@ -156,23 +152,20 @@ def test_a_valid_row_has_weight(cartpole):
 
 def test_first_ratios_are_one_so_the_first_policy_loss_is_minus_the_mean_advantage(cartpole):
     setup, rollout = cartpole
-    variables = variables_of(setup.state().params, setup.state().obs_moments)
-    _, dist_params, value = setup.collector.policy.apply(
+    variables = variables_of(setup.state().params, ())
+    _, dist_params, value = setup.policy.apply(
         variables, (), rollout.obs.reshape(-1, 4), rollout.first.reshape(-1)
     )
-    actions = rollout.action.reshape(-1)
-    log_prob = setup.collector.policy.dist.log_prob(dist_params, actions)
+    log_prob = setup.policy.dist.log_prob(dist_params, rollout.action.reshape(-1))
     ratio = np.exp(np.asarray(log_prob) - np.asarray(rollout.log_prob).reshape(-1))
     np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
 
-    _, _, last_value = setup.collector.policy.apply(
-        variables, (), rollout.last_obs, rollout.last_first
-    )
-    values = np.concatenate([np.asarray(value).reshape(rollout.value.shape), last_value[None]])
+    _, _, last = setup.policy.apply(variables, (), rollout.last_obs, rollout.last_first)
+    values = np.concatenate([np.asarray(value).reshape(rollout.value.shape), last[None]])
     expected = -advantage_by_hand(as_numpy(rollout), values)[np.asarray(rollout.valid)].mean()
     assert abs(expected) > 0.1  # either sign would do for 0
     algo = dataclasses.replace(SMALL.algo, epochs=1, minibatches=1, normalize_advantage="none")
-    _, metrics = Setup(dataclasses.replace(SMALL, algo=algo)).update(rollout)
+    metrics = Setup(dataclasses.replace(SMALL, algo=algo)).update(rollout)[1].metrics
     assert float(metrics["loss/policy"]) == pytest.approx(expected, rel=1e-4)
     assert float(metrics["ppo/approx_kl"]) == pytest.approx(0.0, abs=1e-6)
 
@@ -200,17 +193,32 @@ def test_target_kl_stops_the_epochs(cartpole):
     assert not same(one, free)
 
 
-def test_numbers_that_are_not_finite_change_nothing_and_are_reported(cartpole):
+BREAKS = {
+    "observation": ("obs", (4, 2, 1)),
+    "reward": ("reward", (4, 2)),
+    "network output": ("log_prob", (4, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", BREAKS)
+def test_numbers_that_are_not_finite_change_nothing_and_are_reported(cartpole, kind):
     setup, rollout = cartpole
-    broken = np.asarray(rollout.reward).copy()
-    broken[4, 2] = np.nan
-    state, metrics = setup.update(jax.device_put(rollout.replace(reward=broken)))
+    name, at = BREAKS[kind]
+    broken = np.asarray(getattr(rollout, name)).copy()
+    broken[at] = np.nan
+    assert np.asarray(rollout.valid)[4, 2]
+    state, report = setup.update(jax.device_put(rollout.replace(**{name: broken})))
     assert same(state.params, setup.state().params)
-    bad = np.asarray(metrics["bad_places"])[None] * np.eye(4)[:, 3:]
-    assert bad.tolist() != [0.0]
-    with pytest.raises(NotFiniteError, match="rank 0"):
-        NotFinite(SyncConfig(), devices=1).check(bad, step=0)
+    nonfinite = np.asarray(report.nonfinite)
+    assert nonfinite.any(axis=1).tolist().index(True) == KINDS.index(kind)
+    with pytest.raises(NotFiniteError, match=f"non-finite {kind} on rank 0 in update 7"):
+        NotFinite(SyncConfig(), devices=1).check(nonfinite, step=7)
     patient = NotFinite(SyncConfig(on_nonfinite="skip", max_skips=2), devices=1)
-    patient.check(bad, step=0)
+    patient.check(nonfinite, step=0)
     with pytest.raises(NotFiniteError, match="in a row"):
-        patient.check(bad, step=1)
+        patient.check(nonfinite, step=1)
+
+
+def test_a_sound_rollout_raises_nothing(cartpole):
+    setup, rollout = cartpole
+    assert not np.asarray(setup.update(rollout)[1].nonfinite).any()

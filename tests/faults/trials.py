@@ -206,7 +206,8 @@ def table(trials: list[Trial]) -> str:
 
 def read(file: Path) -> list[Trial]:
     """The trials that were judged by today's rules."""
-    found = [json.loads(line) for line in file.open()] if file.exists() else []
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = [json.loads(line) for line in lines]
     return [Trial(**trial) for trial in found if trial.get("judge") == JUDGE]
 
 

@@ -7,27 +7,29 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig
-from spmdrl.parallel.topology import Topology
+from jax.sharding import Mesh
+
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig, NetConfig
 from spmdrl.parallel.world import World
+from spmdrl.runtime.build import build_trainer
 from spmdrl.runtime.logger import make_logger
-from spmdrl.runtime.loop import train
-from spmdrl.runtime.rundir import RunDir
+from spmdrl.runtime.loop import TrainingLoop
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.watchdog import Watchdog
 
 CARTPOLE = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=64),
-    algo=AlgoConfig(num_steps=32, minibatches=4, epochs=2),
+    algo=Ppo(num_steps=32, minibatches=4, epochs=2),
 )
 MUJOCO = Config(
     env=EnvConfig(id="HalfCheetah-v4", num_envs=64, normalize_obs=True, normalize_reward=True),
-    algo=AlgoConfig(num_steps=16, minibatches=4, epochs=2, entropy_coef=0.0),
+    algo=Ppo(num_steps=16, minibatches=4, epochs=2, entropy_coef=0.0),
 )
 PONG = Config(
     env=EnvConfig(id="Pong-v5", num_envs=8, reward="sign"),
     net=NetConfig(shared=True),
-    algo=AlgoConfig(num_steps=8, minibatches=2, epochs=1),
+    algo=Ppo(num_steps=8, minibatches=2, epochs=1),
 )
 
 
@@ -40,16 +42,18 @@ def updates(config: Config, count: int, **sync: Any) -> Config:
     )
 
 
-def run(config: Config, devices: int, world: World, folder: Path) -> dict[str, Any]:
+def run(
+    config: Config, devices: int, world: World, folder: Path, mesh: Mesh | None = None
+) -> dict[str, Any]:
     """Train into the folder; the summary."""
     config = dataclasses.replace(config, devices=devices, run_dir=str(folder))
-    topology = Topology(world.rank, world.size, world.rank, world.size)
     folder.mkdir(parents=True, exist_ok=True)
     logger = make_logger(config, folder, "test", world.rank)
-    place = RunDir(folder, "test", resumed=False)
     watchdog = Watchdog(world.rank, world.size, None)
     try:
-        summary = train(config, topology, world, place, logger, StopRequest(), watchdog)
+        trainer = build_trainer(config, world, mesh=mesh)
+        logger.info(trainer.collector.description)
+        summary = TrainingLoop(trainer, folder, logger, StopRequest(), watchdog).train()
     finally:
         logger.close()
     (folder / f"summary-{world.rank}.json").write_text(json.dumps(summary))

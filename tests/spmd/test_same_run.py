@@ -10,8 +10,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import layouts
-from runs import CARTPOLE, MUJOCO, PONG, rows, run, updates
 
 from spmdrl.acting import collector
 from spmdrl.parallel import mpi
@@ -19,8 +17,9 @@ from spmdrl.parallel.mesh import make_mesh
 from spmdrl.parallel.process import SAME_BITS_FLAG
 from spmdrl.parallel.sync import make_grad_sync
 from spmdrl.parallel.world import World
-from spmdrl.runtime import loop
 from spmdrl.verify import compare
+from tests.spmd.conftest import layouts
+from tests.spmd.runs import CARTPOLE, MUJOCO, PONG, rows, run, updates
 
 TASKS = {
     "cartpole": (CARTPOLE, 3),
@@ -89,12 +88,11 @@ def test_an_accelerator_that_mpi_does_not_reach(alone, shared_folder, world, mon
     if task != "overlap":
         pytest.skip("one task shows it")
     host, accelerator = jax.local_devices()[:2]
-    monkeypatch.setattr(loop, "run_mesh", lambda config: make_mesh([accelerator]))
     monkeypatch.setattr(mpi, "reaches_device", lambda: False)
     monkeypatch.setattr(collector, "acting_devices", lambda config, learners: [host])
     config, count = TASKS[task]
     folder = shared_folder / f"{task}-accelerator"
-    run(updates(config, count), 1, world, folder)
+    run(updates(config, count), 1, world, folder, make_mesh([accelerator]))
     if world.size > 1:
         add = make_grad_sync(config.sync, world, 1).between
         total = add(jax.device_put(np.ones((1, 3)), accelerator))
