@@ -151,11 +151,34 @@ def test_a_valid_row_has_weight(cartpole):
 
 
 def test_first_ratios_are_one_so_the_first_policy_loss_is_minus_the_mean_advantage(cartpole):
-    _, rollout = cartpole
-    one = dataclasses.replace(SMALL, algo=dataclasses.replace(SMALL.algo, epochs=1, minibatches=1))
-    metrics = Setup(one).update(rollout)[1].metrics
+    setup, rollout = cartpole
+    variables = variables_of(setup.state().params, ())
+    _, dist_params, value = setup.policy.apply(
+        variables, (), rollout.obs.reshape(-1, 4), rollout.first.reshape(-1)
+    )
+    log_prob = setup.policy.dist.log_prob(dist_params, rollout.action.reshape(-1))
+    ratio = np.exp(np.asarray(log_prob) - np.asarray(rollout.log_prob).reshape(-1))
+    np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
+
+    _, _, last = setup.policy.apply(variables, (), rollout.last_obs, rollout.last_first)
+    values = np.concatenate([np.asarray(value).reshape(rollout.value.shape), last[None]])
+    expected = -advantage_by_hand(as_numpy(rollout), values)[np.asarray(rollout.valid)].mean()
+    assert abs(expected) > 0.1  # either sign would do for 0
+    algo = dataclasses.replace(SMALL.algo, epochs=1, minibatches=1, normalize_advantage="none")
+    metrics = Setup(dataclasses.replace(SMALL, algo=algo)).update(rollout)[1].metrics
+    assert float(metrics["loss/policy"]) == pytest.approx(expected, rel=1e-4)
     assert float(metrics["ppo/approx_kl"]) == pytest.approx(0.0, abs=1e-6)
-    assert float(metrics["loss/policy"]) == pytest.approx(0.0, abs=1e-5)  # normalised: mean 0
+
+
+def advantage_by_hand(rollout: Rollout, values: np.ndarray) -> np.ndarray:
+    """GAE of an environment without time limits, one step at a time."""
+    gamma, lambda_ = SMALL.algo.gamma, SMALL.algo.gae_lambda
+    found, later = np.zeros_like(rollout.reward), 0.0
+    for t in reversed(range(len(found))):
+        goes_on = 1.0 - rollout.terminated[t]
+        delta = rollout.reward[t] + gamma * goes_on * values[t + 1] - values[t]
+        found[t] = later = delta + gamma * lambda_ * goes_on * later
+    return found
 
 
 def test_target_kl_stops_the_epochs(cartpole):

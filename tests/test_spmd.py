@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,26 +21,71 @@ SUITE = Path(__file__).with_name("spmd")
 PYTEST = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-p", "no:cacheprovider", "-x"]
 
 
-def run(command: list[str], devices: int, timeout: float) -> None:
+# Tests that have nothing to try in a layout; every other one must pass there at least once.
+AGAIN = "test_the_same_run_on_one_device_gives_the_same_bits_again"
+NAMES = "test_batches_must_have_the_same_names"  # needs a second rank
+ACCELERATOR = "test_an_accelerator_that_mpi_does_not_reach"  # needs a second device
+
+
+def run(command: list[str], devices: int, folder: Path) -> list[Path]:
+    """Run the suite; each rank's list of what became of its tests."""
     flags = f"--xla_force_host_platform_device_count={devices} {SAME_BITS_FLAG}"
     environment = os.environ | {"XLA_FLAGS": flags, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        command, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return sorted(folder.glob("*.xml"))
+
+
+def suite(folder: Path) -> list[str]:
+    """Pytest with a list a rank: the exit code alone is 0 also when every test was skipped."""
+    script = f'exec "$@" --junitxml={folder}/rank-${{OMPI_COMM_WORLD_RANK:-0}}.xml'
+    return ["sh", "-c", script, "sh", *PYTEST]
+
+
+def passed(file: Path) -> list[str]:
+    """The functions of the tests that passed, once for each set of parameters."""
+    cases = ElementTree.parse(file).iter("testcase")
+    return [case.attrib["name"].partition("[")[0] for case in cases if len(case) == 0]
+
+
+def functions() -> set[str]:
+    """All tests of the suite, read from its files."""
+    found = {
+        node.name
+        for file in SUITE.glob("test_*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    assert {AGAIN, NAMES, ACCELERATOR} < found
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_on_four_host_devices() -> None:
-    run(PYTEST, devices=4, timeout=900)
+def test_on_four_host_devices(tmp_path) -> None:
+    (file,) = run(suite(tmp_path), 4, tmp_path)
+    assert set(passed(file)) == functions() - {AGAIN, NAMES}
+    assert passed(file).count("test_every_layout_learns_the_same") >= 4
+    assert (
+        passed(file).count("test_deterministic_mode_gives_the_same_bits") == 4
+    )  # 2 tasks, 2 and 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_under_mpirun(devices: int) -> None:
-    run([*mpirun_command(2), *PYTEST], devices, timeout=900)
+def test_under_mpirun(devices: int, tmp_path) -> None:
+    files = run([*mpirun_command(2), *suite(tmp_path)], devices, tmp_path)
+    assert len(files) == 2
+    for file in files:
+        assert set(passed(file)) == functions() - (
+            {AGAIN, ACCELERATOR} if devices == 1 else {AGAIN}
+        )
+        assert passed(file).count("test_every_layout_learns_the_same") >= 5
+        # Two tasks, allreduce and gather.
+        assert passed(file).count("test_deterministic_mode_gives_the_same_bits") == 4
 
 
 @pytest.mark.slow
@@ -68,5 +115,5 @@ def test_verify_finds_the_same_bits_on_every_topology(capsys) -> None:
     sizes = ["--env.num-envs", "64", "--algo.num-steps", "32", "--sync.deterministic"]
     assert verify([config, "--updates", "2", *sizes]) == 0, capsys.readouterr()
     rows = capsys.readouterr().out.splitlines()[1:]
-    assert len(rows) == len(TOPOLOGIES)
+    assert len(rows) == len(TOPOLOGIES) >= 9  # an empty list would agree with itself
     assert all(row.split()[-2] == "yes" for row in rows)

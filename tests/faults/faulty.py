@@ -1,144 +1,113 @@
-"""`spmdrl.train` with one fault built in: `python faulty.py FAULT RANK UPDATE MARKS argv...`.
+"""`spmdrl.train` with a fault built in: `python faulty.py FAULT RANK UPDATE MARKS argv...`.
 
-FAULT happens on RANK in UPDATE. The moment is written to a file in the folder MARKS, together with
-the pid of every rank, so that the runner can measure how long the job took to end.
+Only for faults that no environment, signal or command line can make. Each replaces one public
+function or method, in the module that defines it, as soon as that is imported: HOOKS is all there
+is to follow when the trainer changes. A hook that no longer reaches anything never writes its mark,
+and a trial without the mark fails.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import time
-from pathlib import Path
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from typing import Any
 
+from broken_env import write_mark
+
+from spmdrl.parallel.topology import detect
+
 fault, guilty, update, marks, *argv = sys.argv[1:]
-guilty_rank, at_update = int(guilty), int(update)
-
-from spmdrl.parallel.topology import detect  # noqa: E402
-
-me = detect().rank
-Path(marks, f"pid-{me}").write_text(str(os.getpid()))
+at_update = int(update)
 
 
-def mark() -> None:
-    """Write down when the fault happens, once."""
-    file = Path(marks, "fault")
-    if not file.exists():
-        file.write_text(str(time.time()))
+def in_update(act: Callable[..., Any]) -> Callable[..., Any]:
+    """`make_update` whose update is `act(update, state, rollout, ...)` once."""
 
+    def decorate(make_update: Any) -> Any:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            original = make_update(*args, **kwargs)
 
-def calls_of(cls: Any, name: str, per_update: int = 1) -> Any:
-    """Wrap a method so that `act` replaces its result in the chosen update."""
+            def broken(state: Any, *rest: Any) -> Any:
+                if int(state.step) != at_update:
+                    return original(state, *rest)
+                write_mark(marks, at_update)
+                return act(original, state, *rest)
 
-    def decorate(act: Any) -> None:
-        original, count = getattr(cls, name), 0
+            return broken
 
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count > at_update * per_update:
-                mark()
-                return act(original, *args, **kwargs)
-            return original(*args, **kwargs)
-
-        setattr(cls, name, wrapped)
+        return make
 
     return decorate
 
 
-def at_handshake(session: Any) -> None:
-    """This rank claims something else than the others when they compare."""
-    original, versions = session.handshake, session.versions
-    if fault == "version":
-        session.versions = lambda: versions() | {"jax": "0.0.1"}
-
-    def handshake(config: Any, world: Any, argv: Any) -> Any:
-        mark()
-        return original(config, world, [*argv, "--seed", "77"] if fault == "config" else argv)
-
-    session.handshake = handshake
+def raise_error(*_: Any) -> None:
+    raise RuntimeError("the learner broke")
 
 
-def install() -> None:
-    from spmdrl.acting import collector
-    from spmdrl.envs.envpool_backend import EnvpoolBatch
-    from spmdrl.runtime import logger, loop
-
-    if fault in ("env", "nan-reward", "nan-obs"):
-        collector.compiles = lambda *args: False  # step by step, where it can be reached
-
-        @calls_of(EnvpoolBatch, "recv", per_update=16)
-        def recv(original: Any, self: Any) -> Any:
-            if fault == "env":
-                raise RuntimeError("the simulator broke")
-            answer = original(self)
-            if fault == "nan-reward":
-                answer.reward[0] = float("nan")
-            else:
-                answer.obs[0, 0] = float("nan")
-            return answer
-
-    elif fault == "nan-gradient":
-
-        @calls_of(collector.Collector, "collect")
-        def collect_poisoned(original: Any, *args: Any) -> Any:
-            steps, episodes = original(*args)
-            # Observations and rewards are fine; every ratio, and with it the gradient, is not.
-            return steps.replace(log_prob=steps.log_prob * float("nan")), episodes
-
-    elif fault == "update":
-
-        @calls_of(loop, "plain")
-        def plain(original: Any, metrics_now: Any) -> Any:
-            raise RuntimeError("the learner broke")
-
-    elif fault == "logger":
-
-        @calls_of(logger.Logger, "write")
-        def write(original: Any, self: Any, row: Any) -> None:
-            raise OSError("the disk is gone")
-
-    elif fault == "exit":
-
-        @calls_of(collector.Collector, "collect")
-        def collect(original: Any, *args: Any) -> Any:
-            sys.exit(0)
-
-    elif fault == "stop":
-
-        @calls_of(collector.Collector, "collect")
-        def collect_stopped(original: Any, *args: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGSTOP)
-            return original(*args)
-
-    elif fault == "bit":
-        import jax
-
-        @calls_of(loop, "assert_in_sync")
-        def flipped(original: Any, config: Any, state: Any, world: Any, mesh: Any) -> None:
-            leaves, structure = jax.tree.flatten(state)
-            bits = leaves[1].view("uint32") if hasattr(leaves[1], "view") else leaves[1]
-            leaves[1] = (bits ^ 1).view("float32")
-            original(config, jax.tree.unflatten(structure, leaves), world, mesh)
-
-    elif fault in ("version", "config"):
-        from spmdrl.runtime import session
-
-        at_handshake(session)
-    elif fault != "kill":
-        raise SystemExit(f"unknown fault {fault}")
+def poison_gradient(original: Any, state: Any, rollout: Any, *rest: Any) -> Any:
+    """Observations and rewards are fine; every ratio, and with it the gradient, is not."""
+    return original(state, rollout.replace(log_prob=rollout.log_prob * float("nan")), *rest)
 
 
-def prepare_and_break(*args: Any) -> None:
-    """After the ranks have met, as in every run; before the trainer itself is imported."""
-    prepare_process(*args)
-    if me == guilty_rank:
-        install()
+def flip_bit(original: Any, *args: Any) -> Any:
+    """The lowest bit of one parameter."""
+    import jax
+    import numpy as np
 
+    state, metrics = original(*args)
+    leaves, structure = jax.tree.flatten(state.params)
+    bits = np.array(leaves[0]).view(np.uint32)
+    bits.flat[0] ^= 1
+    leaves[0] = jax.device_put(bits.view(np.float32), leaves[0].sharding)
+    return state.replace(params=jax.tree.unflatten(structure, leaves)), metrics
+
+
+def in_logger(original: Any) -> Any:
+    def write(self: Any, row: Any) -> None:
+        if row["progress/update"] != at_update + 1:  # rows count the updates that are done
+            return original(self, row)
+        write_mark(marks, at_update)
+        raise OSError("the logger broke")
+
+    return write
+
+
+# fault: module, public name in it, what replaces it
+HOOKS = {
+    "learner": ("spmdrl.learning.update", "make_update", in_update(raise_error)),
+    "nan-gradient": ("spmdrl.learning.update", "make_update", in_update(poison_gradient)),
+    "bit": ("spmdrl.learning.update", "make_update", in_update(flip_bit)),
+    "logger": ("spmdrl.runtime.logger", "Logger.write", in_logger),
+}
+
+
+class AfterImport(MetaPathFinder):
+    """Replaces a name in a module before anybody else can import it from there."""
+
+    def __init__(self, module: str, name: str, decorate: Callable[[Any], Any]):
+        self._module, self._name, self._decorate = module, name, decorate
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        spec = PathFinder.find_spec(fullname, path) if fullname == self._module else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_replace(module: Any) -> None:
+            execute(module)
+            *owners, name = self._name.split(".")
+            owner = getattr(module, owners[0]) if owners else module
+            setattr(owner, name, self._decorate(getattr(owner, name)))
+
+        spec.loader.exec_module = execute_and_replace  # type: ignore[method-assign]
+        return spec
+
+
+if detect().rank == int(guilty):
+    sys.meta_path.insert(0, AfterImport(*HOOKS[fault]))
 
 from spmdrl import train  # noqa: E402
 
-prepare_process, train.prepare_process = train.prepare_process, prepare_and_break
 sys.exit(train.main(argv))

@@ -1,10 +1,12 @@
 """Break one rank of a real job in every way we can think of, and time how the job ends.
 
-    python tests/faults/trials.py          # about 45 minutes; writes benchmarks/results/faults.*
+    python tests/faults/trials.py          # about 70 minutes; writes benchmarks/results/faults.*
 
 It can be stopped and started again: trials that are done stay done.
-A trial holds when the job ends within 5 s of the fault (a stopped rank: the phase limit + 5 s),
-with a code other than 0, naming the rank and the phase, and leaves no process behind.
+A trial holds when the fault did happen, and the job then ends in time, with a code other than 0,
+leaves no process behind, and makes one report, which names the rank, phase and update (judge.py).
+In time is: within 5 s; of a hang, 5 s after the phase limit; of ranks that were started in
+different ways, 30 s after the start.
 """
 
 from __future__ import annotations
@@ -12,112 +14,171 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import random
-import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PHASE_LIMIT = 4.0
-# Programs hold addresses of their process. Where these are the same each time, they need not be
-# compiled again for every one of some hundred trials.
-SAME_ADDRESSES = ["setarch", "-R"]
-if not shutil.which("setarch") or subprocess.run(["setarch", "-R", "true"]).returncode != 0:
-    SAME_ADDRESSES = []  # some containers do not allow it
-FAULTY = Path(__file__).with_name("faulty.py")
-GRACE = 5.0
-# What happens, and the places of which each trial takes one at random.
-FAULTS = {
-    "SIGKILL": ["kill"],
-    "exception": ["env", "update", "logger", "exit"],
-    "SIGSTOP": ["stop"],
-    "not finite": ["nan-gradient", "nan-reward", "nan-obs"],
-    "flipped bit": ["bit"],
-    "different config": ["config"],
-    "different jax": ["version"],
-}
-SIZES = [
-    "--env.num-envs", "8", "--algo.num-steps", "16", "--total-steps", "12800000",
-    "--sync.check-every", "1", "--sync.phase-timeout-s", str(PHASE_LIMIT), "--log.panel", "off",
-    "--net.hidden", "16",
-]  # fmt: skip
+from judge import HEARTBEAT_AGE_S, KINDS, Fault, Verdict, judge
+from places import PHASE_LIMIT, ROOT, Place, command, environment, places_of
+
+__all__ = ["Trial", "read", "run_trial", "table"]
+
+JUDGE = 2  # raised when the rules change: trials by older rules are not counted
+LIMITS_S = {"hang": PHASE_LIMIT + 5.0, "different config": 30.0, "different jax": 30.0}
+FIRST_HEARTBEAT_S = 1.0  # after the start of a process, on a busy machine
+MARK = "SPMDRL_FAULT_TRIAL"  # in the environment of all processes of a trial
 
 
 @dataclass(frozen=True)
 class Trial:
     kind: str
-    fault: str
+    place: str
     ranks: int
     rank: int
-    seconds: float  # from the fault to the end of the job
+    seconds: float  # from the fault to the end of the job; infinite: there was no fault
     code: int
-    named: bool  # the output names the rank
-    phase: bool  # and the phase it was in
+    line: str  # the report
+    why: str  # it is not the right one
     orphans: int
+    judge: int = field(default=JUDGE)
+
+    @property
+    def in_time(self) -> bool:
+        return self.seconds <= LIMITS_S.get(self.kind, 5.0)
+
+    @property
+    def told(self) -> bool:
+        return bool(self.line) and not self.why
 
     @property
     def held(self) -> bool:
-        limit = GRACE + (PHASE_LIMIT if self.fault == "stop" else 0.0)
-        told = self.named and self.phase
-        return self.seconds <= limit and self.code != 0 and told and self.orphans == 0
+        return self.in_time and self.code != 0 and self.told and self.orphans == 0
 
 
-def run_trial(kind: str, fault: str, ranks: int, rng: random.Random, env: Any) -> tuple[Trial, str]:
-    from spmdrl.parallel.spawn import mpirun_command
+@dataclass(frozen=True)
+class Moment:
+    """When the fault happened, and the updates that may be named for it."""
 
-    rank = 0 if fault == "logger" else rng.randrange(ranks)
-    if fault in ("config", "version"):
-        rank = rng.randrange(1, ranks)
-    with tempfile.TemporaryDirectory() as folder:
-        marks = Path(folder)
-        command = [
-            *SAME_ADDRESSES, *mpirun_command(ranks), sys.executable, str(FAULTY),
-            fault, str(rank), str(rng.randrange(2, 12)), folder,
-            str(ROOT / "configs" / "cartpole.py"), *SIZES, "--run-dir", f"{folder}/run",
-        ]  # fmt: skip
-        job = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env
-        )
-        if fault == "kill":
-            _kill_later(marks, rank, rng)
+    time: float
+    updates: tuple[int, int]
+    before_heartbeat: bool = False
+
+    def until(self, rows: int) -> Moment:
+        """Ranks are one update apart at most, and rank 0 writes its row at the end of one."""
+        return replace(self, updates=(self.updates[0], rows + 1))
+
+
+def run_trial(
+    place: Place, ranks: int, rng: random.Random, env: dict[str, str]
+) -> tuple[Trial, str]:
+    rank = place.choose_rank(ranks, rng)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = start(command(place, ranks, rank, rng, folder), environment(env) | {MARK: name})
+        by_signal = place.by == "signal"
+        moment = strike(place, job, rank, rng, folder) if by_signal else None
+        output, ended = wait_for(job)
+        if by_signal and moment:
+            moment = moment.until(rows(folder))
+        elif not by_signal:
+            moment = read_mark(folder)
+        orphans = end_orphans(name)
+    verdict = judged(place, ranks, rank, moment, output)
+    seconds = ended - moment.time if moment else math.inf
+    told = (verdict.line.replace(f"{ROOT}/", ""), verdict.why)
+    return Trial(
+        place.kind, place.name, ranks, rank, seconds, job.returncode, *told, orphans
+    ), output
+
+
+def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env
+    )
+
+
+def judged(place: Place, ranks: int, rank: int, moment: Moment | None, output: str) -> Verdict:
+    if moment is None:
+        return Verdict("", "the fault never happened")
+    fault = Fault(
+        place.kind, ranks, rank, place.phases, moment.updates, place.says, moment.before_heartbeat
+    )
+    return judge(fault, output)
+
+
+def strike(
+    place: Place, job: subprocess.Popen[str], rank: int, rng: random.Random, folder: Path
+) -> Moment | None:
+    """A signal at a random moment: KILL also during the start, STOP in the first updates."""
+    while not (pids := list(processes(str(folder), rank))):
+        time.sleep(0.02)
+    delay = rng.uniform(0.0, 20.0)
+    if place.name == "SIGSTOP":
+        target, delay = rng.randrange(2, 12), HEARTBEAT_AGE_S + rng.uniform(0.0, 0.1)
+        while rows(folder) < target and job.poll() is None:
+            time.sleep(0.01)
+    time.sleep(max(0.0, delay - HEARTBEAT_AGE_S))
+    first = max(0, rows(folder) - 1)
+    time.sleep(min(delay, HEARTBEAT_AGE_S))
+    if job.poll() is not None:
+        return None
+    now = time.time()
+    os.kill(pids[0], getattr(signal, place.name))
+    return Moment(now, (first, first), delay < FIRST_HEARTBEAT_S)
+
+
+def rows(folder: Path) -> int:
+    """Updates that rank 0 has reported."""
+    metrics = folder / "run" / "metrics.jsonl"
+    return metrics.read_text().count("\n") if metrics.exists() else 0
+
+
+def read_mark(folder: Path) -> Moment | None:
+    mark = folder / "fault"
+    if not mark.exists():
+        return None
+    written = json.loads(mark.read_text())
+    return Moment(written["time"], (written["update"], written["update"]))
+
+
+def wait_for(job: subprocess.Popen[str]) -> tuple[str, float]:
+    """The output, and when the job ended."""
+    try:
+        output, _ = job.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        output = "(the job did not end)"
+    ended = time.time()
+    job.wait()
+    return output, ended
+
+
+def processes(mark: str, rank: int | None = None) -> Iterator[int]:
+    """Of this trial, or of one of its ranks; what the kernel only remembers has no environment."""
+    wanted = {f"{MARK}={mark}".encode()}
+    if rank is not None:
+        wanted.add(f"OMPI_COMM_WORLD_RANK={rank}".encode())
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            output, _ = job.communicate(timeout=180)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            output = "(the job did not end)"
-        ended = time.time()
-        mark = marks / "fault"
-        seconds = ended - float(mark.read_text()) if mark.exists() else float("inf")
-        orphans = _end_orphans(marks)
-    named, phase = f"rank {rank}" in output.lower(), "phase " in output
-    return Trial(kind, fault, ranks, rank, seconds, job.returncode, named, phase, orphans), output
+            if wanted <= set((folder / "environ").read_bytes().split(b"\0")):
+                yield int(folder.name)
+        except OSError:
+            continue
 
 
-def _kill_later(marks: Path, rank: int, rng: random.Random) -> None:
-    """SIGKILL at a random moment between the start of the process and training."""
-    pid = marks / f"pid-{rank}"
-    while not pid.exists():
-        time.sleep(0.05)
-    time.sleep(rng.uniform(0.0, 20.0))
-    (marks / "fault").write_text(str(time.time()))
-    os.kill(int(pid.read_text()), signal.SIGKILL)
-
-
-def _end_orphans(marks: Path) -> int:
-    """Ranks that outlived the job, a moment later; none should."""
-    from spmdrl.runtime.watchdog import is_running
-
-    deadline, left = time.time() + 2.0, [int(p.read_text()) for p in marks.glob("pid-*")]
-    while left and time.time() < deadline:
-        left = [pid for pid in left if is_running(pid)]
+def end_orphans(mark: str) -> int:
+    """Processes that outlived the job, a moment later; there should be none."""
+    deadline = time.time() + 2.0
+    while (left := list(processes(mark))) and time.time() < deadline:
         time.sleep(0.05)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -126,27 +187,40 @@ def _end_orphans(marks: Path) -> int:
 
 def table(trials: list[Trial]) -> str:
     lines = [
-        "| fault | ranks | trials | held | seconds to the end, median (max) | rank named | "
-        "phase named | exit codes |",
-        "|---|---|---|---|---|---|---|---|",
+        "| fault | ranks | trials | held | seconds to the end, median (max) | rank, phase and "
+        "update named | exit codes |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind, ranks in dict.fromkeys((t.kind, t.ranks) for t in trials):
         some = [t for t in trials if (t.kind, t.ranks) == (kind, ranks)]
-        places = sorted({t.fault for t in some})
-        fault = kind if len(places) == 1 else f"{kind} ({', '.join(places)})"
-        times = [t.seconds for t in some]
-        codes = ", ".join(sorted({str(t.code) for t in some}))
+        places = sorted({t.place for t in some})
+        times, codes = [t.seconds for t in some], sorted({t.code for t in some})
         held = sum(t.held for t in some)
         lines.append(
-            f"| {fault} | {ranks} | {len(some)} | {held} | "
-            f"{statistics.median(times):.1f} ({max(times):.1f}) | {sum(t.named for t in some)} | "
-            f"{sum(t.phase for t in some)} | {codes} |"
+            f"| {kind} ({', '.join(places)}) | {ranks} | {len(some)} | {held} | "
+            f"{statistics.median(times):.1f} ({max(times):.1f}) | {sum(t.told for t in some)} | "
+            f"{', '.join(map(str, codes))} |"
         )
     return "\n".join(lines)
 
 
 def read(file: Path) -> list[Trial]:
-    return [Trial(**json.loads(line)) for line in file.open()] if file.exists() else []
+    """The trials that were judged by today's rules."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    found = [json.loads(line) for line in lines]
+    return [Trial(**trial) for trial in found if trial.get("judge") == JUDGE]
+
+
+def run_trials(kind: str, ranks: int, count: int, out: Path, env: dict[str, str]) -> None:
+    """Those that are missing; the places of a kind take turns."""
+    done = sum((t.kind, t.ranks) == (kind, ranks) for t in read(out))
+    for number in range(done, count):
+        places = places_of(kind)
+        rng = random.Random(f"{kind} {ranks} {number}")
+        trial, output = run_trial(places[number % len(places)], ranks, rng, env)
+        with out.open("a") as file:
+            file.write(json.dumps(asdict(trial)) + "\n")
+        print(trial, "held" if trial.held else f"NOT HELD\n{output[-3000:]}", flush=True)
 
 
 def main() -> int:
@@ -155,24 +229,18 @@ def main() -> int:
     )
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--faults", nargs="*", default=list(FAULTS))
+    parser.add_argument("--faults", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks" / "results" / "faults.jsonl"
     )
     args = parser.parse_args()
-    cache = tempfile.TemporaryDirectory()
-    env = os.environ | {
-        "JAX_COMPILATION_CACHE_DIR": cache.name,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-    }
-    for kind, ranks in itertools.product(args.faults, args.ranks):
-        done = [t for t in read(args.out) if (t.kind, t.ranks) == (kind, ranks)]
-        for number in range(len(done), args.trials):
-            rng = random.Random(f"{kind} {ranks} {number}")
-            trial, output = run_trial(kind, rng.choice(FAULTS[kind]), ranks, rng, env)
-            with args.out.open("a") as file:
-                file.write(json.dumps(asdict(trial)) + "\n")
-            print(trial, "held" if trial.held else f"NOT HELD\n{output[-3000:]}", flush=True)
+    with tempfile.TemporaryDirectory() as cache:
+        env = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        }
+        for kind, ranks in itertools.product(args.faults, args.ranks):
+            run_trials(kind, ranks, args.trials, args.out, env)
     trials = read(args.out)
     text = "Made by `python tests/faults/trials.py`; what the columns mean: docs/faults.md.\n\n"
     args.out.with_suffix(".md").write_text(f"{text}{table(trials)}\n")

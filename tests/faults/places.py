@@ -1,0 +1,126 @@
+"""Where and how a rank is broken, and the command that starts such a job."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from judge import PHASES
+
+from spmdrl.parallel.spawn import mpirun_command
+
+__all__ = ["PHASE_LIMIT", "PLACES", "Place", "command", "environment", "places_of"]
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+PHASE_LIMIT = 4.0
+NUM_STEPS = 16
+# Programs hold addresses of their process. Where these are the same each time, they need not be
+# compiled again for every one of some hundred trials.
+SAME_ADDRESSES = ["setarch", "-R"]
+if not shutil.which("setarch") or subprocess.run(["setarch", "-R", "true"]).returncode != 0:
+    SAME_ADDRESSES = []  # some containers do not allow it
+SIZES = [
+    "--env.num-envs", "8", "--env.threads", "1", "--algo.num-steps", str(NUM_STEPS),
+    "--total-steps", "12800000", "--net.hidden", "16", "--checkpoint.every", "5",
+    "--sync.check-every", "1", "--sync.phase-timeout-s", str(PHASE_LIMIT), "--log.panel", "off",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a fault of this kind is made, and what the report about it must say."""
+
+    name: str
+    kind: str
+    by: str  # environment | hook (faulty.py) | signal (from outside) | shell (around a rank)
+    phases: tuple[str, ...]
+    says: str = ""
+    whom: str = "any rank"  # or: rank 0, not rank 0
+    turns: int = 1  # of each round of trials of this kind
+
+    def choose_rank(self, ranks: int, rng: random.Random) -> int:
+        first, last = {"any rank": (0, ranks), "rank 0": (0, 1), "not rank 0": (1, ranks)}[
+            self.whom
+        ]
+        return rng.randrange(first, last)
+
+
+PLACES = [
+    Place("SIGKILL", "death", "signal", PHASES, turns=2),
+    Place("segfault", "death", "environment", ("collect",)),
+    Place("_exit", "death", "environment", ("collect",)),
+    Place("raise", "exception", "environment", ("collect",), "RuntimeError: the environment broke"),
+    Place("exit", "exception", "environment", ("collect",), "SystemExit: 0"),
+    Place("learner", "exception", "hook", ("update",), "RuntimeError: the learner broke"),
+    Place("logger", "exception", "hook", ("update", "log"), "OSError: the logger broke", "rank 0"),
+    Place("SIGSTOP", "hang", "signal", PHASES[1:]),
+    Place("sleep", "hang", "environment", ("collect",)),
+    Place("nan-obs", "not finite", "environment", ("update",), "observation"),
+    Place("nan-reward", "not finite", "environment", ("update",), "reward"),
+    Place("nan-gradient", "not finite", "hook", ("update",), "gradient|network output"),
+    Place("bit", "flipped bit", "hook", ("check",)),
+    Place("config", "different config", "shell", ("start",), "command line", "not rank 0"),
+    Place("version", "different jax", "shell", ("start",), "versions", "not rank 0"),
+]
+
+
+def places_of(kind: str) -> list[Place]:
+    """In the order in which they take turns."""
+    return [place for place in PLACES if place.kind == kind for _ in range(place.turns)]
+
+
+def command(place: Place, ranks: int, rank: int, rng: random.Random, folder: Path) -> list[str]:
+    """The job, its fault included where that is not a signal from outside."""
+    update, step = rng.randrange(2, 12), rng.randrange(NUM_STEPS)
+    config = str(ROOT / "configs" / "cartpole.py")
+    arguments = [config, *SIZES, "--run-dir", str(folder / "run")]
+    program = [sys.executable, "-m", "spmdrl.train"]
+    if place.by == "hook":
+        faulty = str(HERE / "faulty.py")
+        program = [sys.executable, faulty, place.name, str(rank), str(update), str(folder)]
+    elif place.by == "environment":
+        arguments += _broken_env(place.name, rank, update, step, folder)
+    elif place.by == "shell":
+        program = [*_shell(place.name, rank, folder), *program]
+    return [*SAME_ADDRESSES, *mpirun_command(ranks), *program, *arguments]
+
+
+def _broken_env(fault: str, rank: int, update: int, step: int, folder: Path) -> Sequence[str]:
+    options = {
+        "fault": fault, "rank": rank, "update": update, "step": step, "num_steps": NUM_STEPS,
+        "marks": folder,
+    }  # fmt: skip
+    pairs = [str(text) for pair in options.items() for text in pair]
+    return [
+        "--env.backend",
+        "gymnasium",
+        "--env.id",
+        "broken_env:Broken-v0",
+        "--env.options",
+        *pairs,
+    ]
+
+
+def _shell(fault: str, rank: int, folder: Path) -> Sequence[str]:
+    """A shell around every rank that starts one of them in another way."""
+    metadata = folder / "jax-0.0.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.0.1\n")
+    otherwise = {
+        "config": 'set -- "$@" --seed 77',
+        "version": f'export PYTHONPATH="{folder}:$PYTHONPATH"',  # that jax is found first
+    }[fault]
+    mark = f"""date +'{{"time": %s.%N, "update": 0}}' > {folder}/fault"""
+    script = f'if [ "$OMPI_COMM_WORLD_RANK" = {rank} ]; then {mark}; {otherwise}; fi; exec "$@"'
+    return ["sh", "-c", script, "sh"]
+
+
+def environment(base: dict[str, str]) -> dict[str, str]:
+    """Every rank must find the broken environment."""
+    return base | {"PYTHONPATH": f"{HERE}:{ROOT}:{base.get('PYTHONPATH', '')}"}
