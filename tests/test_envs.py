@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import compiled_step
 import jax
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from spmdrl.envs import make_env
 from spmdrl.envs.base import EnvBatch
 from spmdrl.envs.envpool_backend import has_64_bit_arrays
 from spmdrl.types import ObsPart
+from tests import compiled_step
 
 FAMILIES = {
     "CartPole-v1": ((4,), np.float32, "discrete"),
