@@ -63,7 +63,7 @@ class Dependent(Probe):
 
 
 class Discounting(Probe):
-    """Nothing, then 1: the first value is gamma. Wrong: discounts, bootstraps, the order of time."""
+    """Nothing, then 1: the first value is gamma. Wrong: discounts, bootstraps, order of time."""
 
     length = 2
 
