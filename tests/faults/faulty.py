@@ -46,9 +46,14 @@ def raise_error(*_: Any) -> None:
     raise RuntimeError("the learner broke")
 
 
-def poison_gradient(original: Any, state: Any, rollout: Any, *rest: Any) -> Any:
-    """Observations and rewards are fine; every ratio, and with it the gradient, is not."""
+def poison_output(original: Any, state: Any, rollout: Any, *rest: Any) -> Any:
+    """Observations and rewards are fine, what the network made of them is not."""
     return original(state, rollout.replace(log_prob=rollout.log_prob * float("nan")), *rest)
+
+
+def poison_gradient(original: Any, state: Any, rollout: Any, *rest: Any) -> Any:
+    """All of the rollout is finite; the ratios, and with them the gradient, are not."""
+    return original(state, rollout.replace(log_prob=rollout.log_prob - 1e30), *rest)
 
 
 def flip_bit(original: Any, *args: Any) -> Any:
@@ -77,6 +82,7 @@ def in_logger(original: Any) -> Any:
 # fault: module, public name in it, what replaces it
 HOOKS = {
     "learner": ("spmdrl.learning.update", "make_update", in_update(raise_error)),
+    "nan-output": ("spmdrl.learning.update", "make_update", in_update(poison_output)),
     "nan-gradient": ("spmdrl.learning.update", "make_update", in_update(poison_gradient)),
     "bit": ("spmdrl.learning.update", "make_update", in_update(flip_bit)),
     "logger": ("spmdrl.runtime.logger", "Logger.write", in_logger),

@@ -42,6 +42,7 @@ class Place:
     phases: tuple[str, ...]
     says: str = ""
     whom: str = "any rank"  # or: rank 0, not rank 0
+    step: int | None = None  # of the rollout; else a random one
     turns: int = 1  # of each round of trials of this kind
 
     def choose_rank(self, ranks: int, rng: random.Random) -> int:
@@ -62,8 +63,13 @@ PLACES = [
     Place("SIGSTOP", "hang", "signal", PHASES[1:]),
     Place("sleep", "hang", "environment", ("collect",)),
     Place("nan-obs", "not finite", "environment", ("update",), "observation"),
+    # What the last step returns is the first observation of the next rollout: a place of its own.
+    Place(
+        "nan-obs-last", "not finite", "environment", ("update",), "observation", step=NUM_STEPS - 1
+    ),
     Place("nan-reward", "not finite", "environment", ("update",), "reward"),
-    Place("nan-gradient", "not finite", "hook", ("update",), "gradient|network output"),
+    Place("nan-output", "not finite", "hook", ("update",), "network output"),
+    Place("nan-gradient", "not finite", "hook", ("update",), "gradient"),
     Place("bit", "flipped bit", "hook", ("check",)),
     Place("config", "different config", "shell", ("start",), "command line", "not rank 0"),
     Place("version", "different jax", "shell", ("start",), "versions", "not rank 0"),
@@ -77,7 +83,8 @@ def places_of(kind: str) -> list[Place]:
 
 def command(place: Place, ranks: int, rank: int, rng: random.Random, folder: Path) -> list[str]:
     """The job, its fault included where that is not a signal from outside."""
-    update, step = rng.randrange(2, 12), rng.randrange(NUM_STEPS)
+    update = rng.randrange(2, 12)
+    step = rng.randrange(NUM_STEPS) if place.step is None else place.step
     config = str(ROOT / "configs" / "cartpole.py")
     arguments = [config, *SIZES, "--run-dir", str(folder / "run")]
     program = [sys.executable, "-m", "spmdrl.train"]
@@ -85,7 +92,7 @@ def command(place: Place, ranks: int, rank: int, rng: random.Random, folder: Pat
         faulty = str(HERE / "faulty.py")
         program = [sys.executable, faulty, place.name, str(rank), str(update), str(folder)]
     elif place.by == "environment":
-        arguments += _broken_env(place.name, rank, update, step, folder)
+        arguments += _broken_env(place.name.removesuffix("-last"), rank, update, step, folder)
     elif place.by == "shell":
         program = [*_shell(place.name, rank, folder), *program]
     return [*SAME_ADDRESSES, *mpirun_command(ranks), *program, *arguments]
