@@ -98,7 +98,7 @@ def test_scores_equal_the_policy_asked_step_by_step(shards, shared, monkeypatch)
         ordered = SyncConfig(deterministic=True, shards=shards)
         config = dataclasses.replace(config, sync=ordered)
     setup = Setup(config)
-    rollout, policy = as_numpy(setup.collect()), setup.policy
+    rollout, policy = setup.collect(), setup.policy
     assert policy.separate_critic is not shared
     variables = variables_of(setup.state().params, ())
     for t in range(config.algo.num_steps):

@@ -194,7 +194,7 @@ def test_make_distribution_and_its_shapes(space, dist, shape, dtype):
     made = make_distribution(space)
     assert made == dist
     width = made.num_params * (2 if space.kind == "box" else 1)
-    params = random_params(2, 7, width)
+    params = jnp.asarray(random_params(2, 7, width))
 
     def everything(key):
         action = made.sample(params, made.noise(key, (2, 7)))

@@ -1,6 +1,7 @@
 """Advantages against hand numbers, a plain loop, rlax and the next-step auto-reset layout."""
 
 import warnings
+from functools import partial
 
 import jax
 import numpy as np
@@ -19,7 +20,7 @@ def rlax():
     return rlax
 
 
-@jax.jit
+@partial(jax.jit, static_argnames=["gamma", "lambda_"])
 def advantages(reward, terminated, truncated, value, v_last, gamma=GAMMA, lambda_=LAMBDA):
     discount, trace = fold_discounts(terminated, truncated, gamma, lambda_)
     return gae(reward, discount, trace, value, v_last)

@@ -18,7 +18,6 @@ from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.runtime import lock
 from spmdrl.runtime.rundir import check_run_dir, close_run, open_run
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "cartpole.py"
 OWNER = """
 import os, sys, time
 from spmdrl.config import Config
@@ -176,9 +175,8 @@ def test_a_lock_file_that_is_a_link_is_refused(tmp_path):
 def train(folder: Path) -> subprocess.Popen[str]:
     sizes = ["--env.num-envs", "8", "--algo.num-steps", "16", "--net.hidden", "16"]
     forever = ["--total-steps", "100000000", "--log.every", "1", "--checkpoint.every", "10"]
-    command = [sys.executable, "-m", "spmdrl.train", str(CONFIG), "--nprocs", "1", *sizes, *forever]
     return subprocess.Popen(
-        [*command, "--run-dir", str(folder)],
+        train_command("--nprocs", 1, *sizes, *forever, "--run-dir", folder), cwd=ROOT,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 

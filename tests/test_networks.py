@@ -95,14 +95,14 @@ def test_conv_and_its_gradients_equal_flax(layer):
 def test_conv_as_matmul_by_hand():
     # 4x4 image of 0..15, kernel of ones, stride 2: sums of the four 2x2 blocks.
     # 0+1+4+5 = 10, 2+3+6+7 = 18, 8+9+12+13 = 42, 10+11+14+15 = 50
-    x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    x = jnp.arange(16, dtype=jnp.float32).reshape(1, 4, 4, 1)
     y = conv_as_matmul(x, jnp.ones((2, 2, 1, 1)), stride=2)
     np.testing.assert_array_equal(y[0, :, :, 0], [[10, 18], [42, 50]])
 
 
 def test_conv_as_matmul_has_no_flip():
     # A kernel that picks the pixel at row 0, column 1 of each window.
-    x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    x = jnp.arange(16, dtype=jnp.float32).reshape(1, 4, 4, 1)
     kernel = jnp.zeros((2, 2, 1, 1)).at[0, 1].set(1.0)
     np.testing.assert_array_equal(conv_as_matmul(x, kernel, 2)[0, :, :, 0], [[1, 3], [9, 11]])
 

@@ -110,7 +110,7 @@ def random_problem(dist, seed=0, n=40):
         params = draw(n, dist.num_params)
         action = np.stack([rng.integers(k, size=n) for k in dist.nvec], -1).astype(np.int32)
         action = action[:, 0] if dist.squeeze else action
-    old = np.asarray(dist.log_prob(params, action)) + 0.3 * draw(n)
+    old = np.asarray(dist.log_prob(jnp.asarray(params), jnp.asarray(action))) + 0.3 * draw(n)
     value = draw(n)
     rows = rows_of(
         action=action,

@@ -90,7 +90,7 @@ def learn_plainly(config: Config, policy: Any, params: Any, rollout: Rollout, ke
         for steps in np.split(epoch, algo.minibatches):
             env = np.broadcast_to(np.arange(steps.shape[1]), steps.shape)
             chosen = rows.valid[steps, env]
-            minibatch = {k: x[steps, env][chosen] for k, x in columns.items()}
+            minibatch = {k: jnp.asarray(x[steps, env][chosen]) for k, x in columns.items()}
             grads = jax.grad(partial(plain_loss, config, policy))(params, minibatch)
             change, state = optimizer.update(grads, state)
             params = optax.apply_updates(params, change)
@@ -105,7 +105,7 @@ def test_an_update_equals_the_same_written_plainly(config):
     policy, key = trainer.learner.policy, trainer.update_key
     before = jax.tree.map(np.array, trainer.state.params)
     rollout, _ = trainer.collect()
-    expected = learn_plainly(config, policy, before, jax.device_get(rollout), key)
+    expected = learn_plainly(config, policy, before, rollout, key)
     trainer.learn(rollout)
     learned = trainer.state
     moved = max(

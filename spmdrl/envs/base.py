@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +32,7 @@ class XlaStep(NamedTuple):
     step: Callable[[Any, Any], tuple[Any, TimeStep]]
 
 
+@runtime_checkable
 class EnvBatch(Protocol):
     """B environments; `send` starts a step and `recv` waits for it."""
 

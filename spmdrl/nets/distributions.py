@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Shaped
 from spmdrl.types import ActionSpace
 
 
+@runtime_checkable
 class Distribution(Protocol):
     @property
     def num_params(self) -> int:
