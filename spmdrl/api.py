@@ -12,10 +12,11 @@ import sys
 from typing import Any
 
 import jax
+import jax.flatten_util
 import numpy as np
 
 from spmdrl.parallel import mpi
-from spmdrl.parallel.sync import broadcast_tree
+from spmdrl.parallel.gather import broadcast_tree
 from spmdrl.parallel.topology import detect
 from spmdrl.parallel.world import World, connect
 

@@ -17,11 +17,10 @@ from jaxtyping import Array
 from spmdrl.parallel.guards import finite_inputs
 from spmdrl.parallel.mesh import AXIS, on_device, replicate
 from spmdrl.parallel.placement import rollout_specs
-from spmdrl.parallel.sync import broadcast_tree
 from spmdrl.parallel.world import World
 from spmdrl.types import Report, Rollout, TrainState
 
-__all__ = ["gather_rollout", "gathered", "share_model"]
+__all__ = ["broadcast_tree", "gather_rollout", "gathered", "share_model"]
 
 Update = Callable[[TrainState, Rollout, Array], tuple[TrainState, Report]]
 
@@ -81,3 +80,15 @@ def share_model(world: World, mesh: Mesh, state: TrainState) -> TrainState:
     shared = broadcast_tree(world, on_device(shared, mesh.local_devices[0]))
     step, params, obs_moments = replicate(shared, mesh) if world.size > 1 else shared
     return state.replace(step=step, params=params, obs_moments=obs_moments)
+
+
+def broadcast_tree(world: World, tree: Any) -> Any:
+    """Rank 0's arrays, on every rank, as one message."""
+    if world.size == 1:
+        return tree
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, tree))
+    raw = [np.frombuffer(leaf.tobytes(), np.uint8) for leaf in leaves]
+    flat = world.broadcast(np.concatenate(raw))
+    parts = np.split(flat, np.cumsum([len(r) for r in raw])[:-1])
+    shaped = [p.view(x.dtype).reshape(x.shape) for p, x in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)
