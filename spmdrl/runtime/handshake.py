@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ from spmdrl.config import Config
 from spmdrl.parallel.placement import ids_of_ranks
 from spmdrl.parallel.topology import LaunchError, Topology
 from spmdrl.parallel.world import World
-from spmdrl.runtime.rundir import versions
+from spmdrl.runtime.rundir import RunDir, open_run, versions
 
-__all__ = ["handshake", "start_jax_distributed"]
+__all__ = ["handshake", "share_run", "start_jax_distributed"]
 
 
 def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
@@ -66,3 +67,14 @@ def start_jax_distributed(topology: Topology, world: World) -> None:
             address = f"{socket.gethostbyname(host)}:{probe.getsockname()[1]}"
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(world.broadcast_json(address), world.size, world.rank)
+
+
+def share_run(config: Config, world: World) -> RunDir:
+    """Rank 0 opens the run directory and tells the others; its refusal ends everyone."""
+
+    def opened() -> dict[str, Any]:
+        run = open_run(config)
+        return {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
+
+    found = world.from_root(opened)
+    return RunDir(Path(found["path"]), found["run_id"], found["resumed"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, ConfigError
 from spmdrl.parallel.guards import GuardError
@@ -13,7 +11,7 @@ from spmdrl.parallel.process import settings
 from spmdrl.parallel.topology import LaunchError, Topology, threads_per_rank
 from spmdrl.parallel.world import World, abort_all
 from spmdrl.runtime.build import Trainer, build_trainer
-from spmdrl.runtime.handshake import handshake, start_jax_distributed
+from spmdrl.runtime.handshake import handshake, share_run, start_jax_distributed
 from spmdrl.runtime.logger import NullLogger, make_logger
 from spmdrl.runtime.loop import Stopped, TrainingLoop
 from spmdrl.runtime.rundir import (
@@ -21,7 +19,6 @@ from spmdrl.runtime.rundir import (
     State,
     close_run,
     command_line,
-    open_run,
     write_status,
 )
 from spmdrl.runtime.signals import StopRequest
@@ -139,14 +136,3 @@ def header(trainer: Trainer) -> str:
         f"{trainer.devices} device(s), {config.num_updates:,} updates of {config.batch_size:,} "
         f"steps; rollouts {trainer.collector.description}"
     )
-
-
-def share_run(config: Config, world: World) -> RunDir:
-    """Rank 0 opens the run directory and tells the others; its refusal ends everyone."""
-
-    def opened() -> dict[str, Any]:
-        run = open_run(config)
-        return {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
-
-    found = world.from_root(opened)
-    return RunDir(Path(found["path"]), found["run_id"], found["resumed"])
