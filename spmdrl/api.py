@@ -1,8 +1,7 @@
 """For your own batch algorithm: the few calls that turn a single-process script parallel.
 
 Every function works alone too, where it does nothing, so one script serves the laptop and the
-cluster. See docs/parallel.md. Public names: `rank`, `size`, `is_root`, `allmean`, `gather_batch`,
-`broadcast`, `log`.
+cluster. See docs/parallel.md.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from spmdrl.parallel import mpi
 from spmdrl.parallel.gather import broadcast_tree
 from spmdrl.parallel.topology import detect
 from spmdrl.parallel.world import World, connect
+
+__all__ = ["allmean", "broadcast", "gather_batch", "is_root", "log", "rank", "size"]
 
 
 @functools.cache
@@ -62,9 +63,21 @@ def allmean(tree: Any) -> Any:
         return tree
     flat, restore = jax.flatten_util.ravel_pytree(tree)
     if isinstance(flat, jax.core.Tracer):
-        return restore(mpi.allreduce(flat) / size())
-    total = mpi.through_host(mpi.allreduce)(flat)
+        return restore(_sum_in_program(flat) / size())
+    if _world().has_threads:
+        total = mpi.through_host(_sum_in_program)(flat)
+    else:
+        total = _world().sum(jax.device_get(flat))
     return restore(jax.device_put(total / size(), flat.sharding))
+
+
+def _sum_in_program(flat: Any) -> Any:
+    if not _world().has_threads:
+        raise RuntimeError(
+            "this MPI does not provide MPI_THREAD_MULTIPLE, so it cannot be called inside jax.jit; "
+            "call api.allmean outside of it"
+        )
+    return mpi.allreduce(flat, _world().program_comm)
 
 
 def gather_batch(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
