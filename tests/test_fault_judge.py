@@ -120,7 +120,9 @@ def test_the_right_report_is_found_among_everything_else(kind, healthy):
 
 @EVERY_KIND
 def test_open_mpi_may_leave_a_null_before_the_report(kind, healthy):
-    assert judge(CASES[kind][0], healthy + AFTER + "\0" + report(kind)).good
+    verdict = judge(CASES[kind][0], healthy + AFTER + "\0" + report(kind))
+    assert verdict.good, verdict.why
+    assert verdict.line.startswith("spmdrl: rank ")
 
 
 @EVERY_KIND

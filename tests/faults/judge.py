@@ -181,5 +181,5 @@ def _others(fault: Fault, found: list[re.Match[str]], output: str) -> str:
 
 def _shown(report: re.Match[str]) -> str:
     """Its first line, and its last where that is another."""
-    lines = report.group().splitlines()
+    lines = report.group().strip("\0").splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
