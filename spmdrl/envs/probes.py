@@ -16,7 +16,7 @@ __all__ = ["PROBES", "Probe"]
 Answer = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 
-class Probe(gym.Env[np.ndarray, int]):
+class Probe(gym.Env[np.ndarray, Any]):
     """One number in [-1, 1] and two actions; subclasses say what a step brings."""
 
     length = 1  # steps of an episode
@@ -118,7 +118,7 @@ class Limit(Probe):
     length, limited = 3, True
 
 
-PROBES = {
+PROBES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (Constant, Dependent, Discounting, Action, Matching, Memory, Ending, Limit)
 }
