@@ -57,8 +57,7 @@ class Options(PlayOptions):
     nprocs: int = 1
     """Worker processes to start on this machine."""
     seed: int = 20_000
-    """Seed of the episodes. It is not the evaluation's, so that a policy learned from the recording
-    is evaluated on starts that it has not seen."""
+    """Seed of the episodes; not the evaluation's, so that a clone is evaluated on unseen starts."""
     num_envs: int | None = None
     """Episodes that a worker plays at the same time; by default the config's eval.num_envs."""
     max_steps: int | None = None

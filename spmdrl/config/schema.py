@@ -45,8 +45,7 @@ Ranks = Annotated[
 @dataclass(frozen=True)
 class EnvConfig:
     id: str = "CartPole-v1"
-    """Environment id, such as CartPole-v1, Pong-v5 or Ant-v4; with gymnasium also
-    package.module:Id-v0, whose module is imported first."""
+    """Environment id, such as CartPole-v1 or Pong-v5; with gymnasium also package.module:Id-v0."""
     num_envs: Count = 8
     """Environments in the whole run, over all ranks and devices."""
     backend: Literal["envpool", "gymnasium"] = "envpool"
@@ -54,8 +53,8 @@ class EnvConfig:
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Passed to the environment's constructor, for example episodic_life True."""
     threads: Annotated[int, at_least(0), FREE] = 0
-    """Simulation threads per rank; 0 takes this machine's cores divided by its ranks. With
-    gymnasium, more than one gives every environment a process of its own."""
+    """Simulation threads per rank; 0 takes this machine's cores divided by its ranks.
+    With gymnasium, more than one gives every environment a process of its own."""
     reward: Literal["none", "sign", "abs_one", "soft_asymmetric"] = "none"
     """Reward transform for learning; reported returns are always the raw ones."""
     normalize_obs: bool = False
@@ -71,8 +70,7 @@ class EnvConfig:
 @dataclass(frozen=True)
 class NetConfig:
     torso: Literal["auto", "mlp", "nature_cnn", "small_cnn"] = "auto"
-    """auto takes an MLP for vectors, the Nature CNN for images and a small CNN for images
-    below 36 x 36."""
+    """auto takes an MLP for vectors, the Nature CNN for images, a small CNN below 36 x 36."""
     hidden: Widths = (64, 64)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -154,13 +152,12 @@ class OptimConfig:
 @dataclass(frozen=True)
 class SyncConfig:
     strategy: Annotated[Literal["allreduce", "gather", "jax"], FREE] = "allreduce"
-    """How ranks learn together: gradients summed through MPI, rollouts gathered on rank 0, or
-    jax.distributed."""
+    """How ranks learn together: summed gradients (MPI), rollouts on rank 0, or jax.distributed."""
     deterministic: bool = False
     """The same bits on every topology, at some cost in speed."""
     shards: Count = 8
-    """With deterministic: fixed groups of environments whose gradients are added in a fixed
-    order; at least two per device."""
+    """With deterministic: number of fixed groups of environments, at least two per device.
+    Their gradients are added in a fixed order."""
     check_every: Annotated[int, at_least(1), FREE] = 100
     """Updates between two checks that all ranks hold the same parameters."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -196,8 +193,7 @@ class CheckpointConfig:
     keep: Count = 3
     """How many of the newest checkpoints are kept, besides the best."""
     envs: Literal["replay", "fresh"] = "replay"
-    """On resume: replay the saved actions until the environments are exactly where they were, or
-    start new episodes."""
+    """On resume: replay the saved actions to the exact same state, or start new episodes."""
     renew_every: Annotated[int, at_least(1), FIXED] = 2000
     """Updates after which the environments are made anew, which keeps replays short."""
 
@@ -247,8 +243,8 @@ class Config:
     devices: Annotated[int, at_least(0), FREE] = 0
     """Devices per rank; 0 takes one on CPU and all visible ones on GPU."""
     overlap: bool = False
-    """Collect the next rollout while learning from this one, with parameters exactly one update
-    old. Changes what is learned; useful when simulation would leave an accelerator idle."""
+    """Collect the next rollout while learning from this one, with parameters one update old.
+    Changes what is learned; useful when simulation would leave an accelerator idle."""
     restart: Annotated[bool, FREE] = False
     """Move an existing run directory aside and start over, instead of resuming."""
 

@@ -121,7 +121,7 @@ def chunk_gradient(
 
 
 def chunk_rows(rows: int, most: int | None, is_image: bool) -> int:
-    """The largest chunk that divides the rows and is not above `most`; all where it were tiny."""
+    """The largest chunk that divides the rows and is not above `most`; all rows if that is tiny."""
     if most is None:
         return rows
     size = max(n for n in range(1, min(rows, most) + 1) if rows % n == 0)
