@@ -31,7 +31,7 @@ def _world() -> World:
 
 
 def _end_everyone(kind: Any, error: Any, trace: Any) -> None:
-    """A rank that dies of an exception would leave the others waiting for ever."""
+    """A rank that died of an exception would leave the others waiting forever."""
     sys.__excepthook__(kind, error, trace)
     log(f"failed with {kind.__name__}: {error}")
     sys.stderr.flush()
@@ -83,18 +83,18 @@ def _sum_in_program(flat: Any) -> Any:
 def gather_batch(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
     """The rows of all ranks end to end, in order of rank, on rank 0; None on the others.
 
-    Ranks may bring different numbers of rows, but the same names.
+    Ranks may have different numbers of rows, but need the same names.
     """
     names = _world().gather_json(sorted(batch))
     for other, found in enumerate(names):
         if found != names[0]:
-            raise ValueError(f"rank {other} brings the arrays {found}, rank 0 {names[0]}")
+            raise ValueError(f"rank {other} has the arrays {found}, rank 0 has {names[0]}")
     rows = {name: _world().gather_rows(np.asarray(batch[name])) for name in names[0]}
     return {k: v for k, v in rows.items() if v is not None} if is_root() else None
 
 
 def broadcast(tree: Any) -> Any:
-    """Rank 0's arrays on every rank; all ranks bring a tree of the same shapes."""
+    """Rank 0's arrays on every rank; all ranks pass a tree of the same shapes."""
     return broadcast_tree(_world(), tree)
 
 

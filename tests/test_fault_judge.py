@@ -215,7 +215,7 @@ def test_of_two_ranks_that_differ_both_are_named(guilty, reporter):
 
 def test_a_rank_killed_before_its_first_heartbeat_is_named_by_the_launcher():
     text = (
-        "spmdrl: rank 0 of 4 on node3 was told to end in phase start, by you or because another "
+        "spmdrl: rank 0 of 4 on node3 received SIGTERM in phase start, from you or because another "
         "rank has ended\nprterun noticed that process rank 1 with PID 4711 on node vm exited on\n"
         "signal 9 (Killed).\n"
     )

@@ -113,12 +113,12 @@ class Ending(Probe):
 
 
 class Limit(Probe):
-    """1 for ever, cut by a time limit that nothing shows: the value is 1 / (1 - gamma)."""
+    """1 forever, cut by a time limit that nothing shows: the value is 1 / (1 - gamma)."""
 
     length, limited = 3, True
 
 
-PROBES = {
+PROBES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (Constant, Dependent, Discounting, Action, Matching, Memory, Ending, Limit)
 }

@@ -59,19 +59,19 @@ def _blame(sound: np.ndarray, gradient: np.ndarray, devices: int) -> np.ndarray:
 def gather_rollout(world: World, mesh: Mesh, rollout: Rollout) -> Rollout:
     """All environments side by side on rank 0's devices; the other ranks' answer is unused."""
 
-    def of_field(spec: PartitionSpec, part: Any) -> Any:
+    def gather_field(spec: PartitionSpec, part: Any) -> Any:
         axis = list(spec).index(AXIS)
 
-        def of_leaf(x: Any) -> Any:
+        def gather_leaf(x: Any) -> Any:
             rows = world.gather_rows(np.moveaxis(x, axis, 0))
             if rows is None:
                 return x
             return jax.device_put(np.moveaxis(rows, 0, axis), NamedSharding(mesh, spec))
 
-        return jax.tree.map(of_leaf, part)
+        return jax.tree.map(gather_leaf, part)
 
     is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
-    return jax.tree.map(of_field, rollout_specs(), rollout, is_leaf=is_spec)
+    return jax.tree.map(gather_field, rollout_specs(), rollout, is_leaf=is_spec)
 
 
 def share_model(world: World, mesh: Mesh, state: TrainState) -> TrainState:

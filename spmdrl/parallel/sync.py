@@ -154,7 +154,7 @@ def _gather_devices(tree: Tree, earlier: Tree) -> Tree:
 
 
 def _flatten_shards(tree: Tree) -> tuple[jax.Array, Callable[[jax.Array], Tree]]:
-    """A tree with a leading shard axis as one matrix, a row a shard."""
+    """A tree with a leading shard axis as one matrix, one row per shard."""
     _, restore = ravel_pytree(jax.tree.map(lambda x: x[0], tree))
     return jax.vmap(lambda t: ravel_pytree(t)[0])(tree), restore
 

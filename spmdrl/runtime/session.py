@@ -113,7 +113,7 @@ class Session:
             # All ranks have found it together; the guilty one reports it and ends the job.
             return abort_all(world, EXIT_FAULT, after_s=5.0)
         report_fault(world.rank, world.size, where, error)
-        if self._run:  # whichever rank it is: the others are about to be ended without a word
+        if self._run:  # whichever rank it is: the others are about to be ended without a report
             reason = f"{type(error).__name__}: {error}"
             write_status(self._run.path, "failed", f"rank {world.rank}, {where}: {reason}")
         self._watchdog.stop()
