@@ -1,8 +1,7 @@
 """For your own batch algorithm: the few calls that turn a single-process script parallel.
 
 Every function works alone too, where it does nothing, so one script serves the laptop and the
-cluster. See docs/parallel.md. Public names: `rank`, `size`, `is_root`, `allmean`, `gather_batch`,
-`broadcast`, `log`.
+cluster. See docs/parallel.md.
 """
 
 from __future__ import annotations
@@ -12,12 +11,15 @@ import sys
 from typing import Any
 
 import jax
+import jax.flatten_util
 import numpy as np
 
 from spmdrl.parallel import mpi
-from spmdrl.parallel.sync import broadcast_tree
+from spmdrl.parallel.gather import broadcast_tree
 from spmdrl.parallel.topology import detect
 from spmdrl.parallel.world import World, connect
+
+__all__ = ["allmean", "broadcast", "gather_batch", "is_root", "log", "rank", "size"]
 
 
 @functools.cache
@@ -29,7 +31,7 @@ def _world() -> World:
 
 
 def _end_everyone(kind: Any, error: Any, trace: Any) -> None:
-    """A rank that dies of an exception would leave the others waiting for ever."""
+    """A rank that died of an exception would leave the others waiting forever."""
     sys.__excepthook__(kind, error, trace)
     log(f"failed with {kind.__name__}: {error}")
     sys.stderr.flush()
@@ -61,26 +63,38 @@ def allmean(tree: Any) -> Any:
         return tree
     flat, restore = jax.flatten_util.ravel_pytree(tree)
     if isinstance(flat, jax.core.Tracer):
-        return restore(mpi.allreduce(flat) / size())
-    total = mpi.through_host(mpi.allreduce)(flat)
+        return restore(_sum_in_program(flat) / size())
+    if _world().has_threads:
+        total = mpi.through_host(_sum_in_program)(flat)
+    else:
+        total = _world().sum(jax.device_get(flat))
     return restore(jax.device_put(total / size(), flat.sharding))
+
+
+def _sum_in_program(flat: Any) -> Any:
+    if not _world().has_threads:
+        raise RuntimeError(
+            "this MPI does not provide MPI_THREAD_MULTIPLE, so it cannot be called inside jax.jit; "
+            "call api.allmean outside of it"
+        )
+    return mpi.allreduce(flat, _world().program_comm)
 
 
 def gather_batch(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
     """The rows of all ranks end to end, in order of rank, on rank 0; None on the others.
 
-    Ranks may bring different numbers of rows, but the same names.
+    Ranks may have different numbers of rows, but need the same names.
     """
     names = _world().gather_json(sorted(batch))
     for other, found in enumerate(names):
         if found != names[0]:
-            raise ValueError(f"rank {other} brings the arrays {found}, rank 0 {names[0]}")
+            raise ValueError(f"rank {other} has the arrays {found}, rank 0 has {names[0]}")
     rows = {name: _world().gather_rows(np.asarray(batch[name])) for name in names[0]}
     return {k: v for k, v in rows.items() if v is not None} if is_root() else None
 
 
 def broadcast(tree: Any) -> Any:
-    """Rank 0's arrays on every rank; all ranks bring a tree of the same shapes."""
+    """Rank 0's arrays on every rank; all ranks pass a tree of the same shapes."""
     return broadcast_tree(_world(), tree)
 
 

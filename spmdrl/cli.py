@@ -62,7 +62,7 @@ def answer_errors(os_errors: bool = False) -> Callable[[Main], Main]:
         def answering(argv: Sequence[str] | None = None) -> int:
             try:
                 code = command(argv)
-                sys.stdout.flush()  # here, so that a closed pipe is noticed inside of the `try`
+                sys.stdout.flush()  # here, so that a closed pipe is noticed inside the `try`
                 return code
             except (ConfigError, LaunchError) as error:
                 return complain(error, EXIT_BAD_INPUT)

@@ -58,9 +58,9 @@ class Options:
     batch_size: int = 256
     """Steps in a batch."""
     lr: float = 1e-3
-    """Adam's learning rate; it stays the same. Everything else is as in the recorded run."""
+    """Learning rate, constant; everything else of the optimiser is as in the recorded run."""
     seed: int = 1
-    """Of the first parameters and of the order of the steps."""
+    """Seed of the initial parameters and of the order of the steps."""
     eval_episodes: int = 20
     """Episodes played at the end."""
 
@@ -172,7 +172,7 @@ def run_epoch(step: Any, batches: Batches, params: Any, opt_state: Any) -> tuple
 def clone(
     recording: Recording, config: Config, options: Options, run_dir: Path, logger: Logger
 ) -> Path:
-    """Learn, with a row of metrics and a checkpoint an epoch; the last checkpoint."""
+    """Learn, with a row of metrics and a checkpoint per epoch; the last checkpoint."""
     import jax
 
     from spmdrl.nets import make_policy, moments
@@ -219,7 +219,7 @@ def row(epoch: int, epochs: int, steps: int, loss: float, seconds: float) -> dic
 
 
 class EpochLines:
-    """A line an epoch; see `console.Console`."""
+    """One line per epoch; see `console.Console`."""
 
     def __init__(self, epochs: int):
         self._epochs = epochs
@@ -237,12 +237,14 @@ class EpochLines:
     def close(self, summary: Mapping[str, Any] | None) -> None: ...
 
 
-def judge(config: Config, checkpoint: Path, run_dir: Path, recording: Recording) -> dict[str, Any]:
+def evaluate_clone(
+    config: Config, checkpoint: Path, run_dir: Path, recording: Recording
+) -> dict[str, Any]:
     """Play the clone, write eval.json and say how it compares."""
     result = summarize(play(config, checkpoint), config, checkpoint)
     write_result(run_dir, result)
     recorded = np.mean([episode.episode_return for episode in recording.episodes])
-    print(f"{config.env.id}: {spread(result)}; the recorded ones have {recorded:.1f}")
+    print(f"{config.env.id}: {spread(result)}; the recorded episodes have {recorded:.1f}")
     return result
 
 
@@ -262,7 +264,7 @@ def run(recording: Recording, config: Config, options: Options) -> None:
         started = time.perf_counter()
         checkpoint = clone(recording, config, options, place.path, logger)
         seconds = time.perf_counter() - started
-        result = judge(config, checkpoint, place.path, recording)
+        result = evaluate_clone(config, checkpoint, place.path, recording)
         meta = json.loads((checkpoint / "meta.json").read_text())
         logger.close(
             {

@@ -92,7 +92,7 @@ def disk() -> str:
         file.flush()
         os.fsync(file.fileno())
         speed = len(data) / (time.perf_counter() - start) / 1e6
-    return f"{Path.cwd()} takes {speed:.0f} MB/s, flushed"
+    return f"{Path.cwd()}: {speed:.0f} MB/s written and flushed"
 
 
 def slurm() -> str:
@@ -134,7 +134,7 @@ def _last_line(text: str) -> str:
 class Options:
     """Check this installation and suggest fixes.
 
-    Tries Python, jax, envpool, the launcher, MPI, an allreduce of two ranks, the disk and Slurm.
+    Checks Python, jax, envpool, the launcher, MPI, a 2-rank allreduce, the disk and Slurm.
     """
 
 

@@ -179,11 +179,11 @@ class Recording:
     def _verify(self, episode: Episode) -> None:
         file = self._path(episode)
         if not file.is_file():
-            raise ConfigError(f"{file} is missing; record anew, or remove it from {INDEX}")
+            raise ConfigError(f"{file} is missing; record again, or remove it from {INDEX}")
         with file.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         if found != episode.sha256:
-            raise ConfigError(f"{file} does not match its SHA-256 in {INDEX}; record anew")
+            raise ConfigError(f"{file} does not match its SHA-256 in {INDEX}; record again")
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -234,8 +234,8 @@ class Batches:
     """Steps of a recording as numpy batches `{obs, action, reward, terminated, truncated}`.
 
     Every epoch takes each step once, in an order that follows from the seed and the epoch; the last
-    batch may be shorter. `state()` is a place in that order as JSON, and a reader made with it goes
-    on exactly there. Of an episode only the observations stay on disk.
+    batch may be shorter. `state()` is a place in that order as JSON, and a reader made with it
+    resumes exactly there. Of an episode only the observations stay on disk.
     """
 
     def __init__(

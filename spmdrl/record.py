@@ -57,8 +57,7 @@ class Options(PlayOptions):
     nprocs: int = 1
     """Worker processes to start on this machine."""
     seed: int = 20_000
-    """Seed of the episodes. It is not the evaluation's, so that a policy learned from the recording
-    is judged on starts that it has not seen."""
+    """Seed of the episodes; not the evaluation's, so that a clone is evaluated on unseen starts."""
     num_envs: int | None = None
     """Episodes that a worker plays at the same time; by default the config's eval.num_envs."""
     max_steps: int | None = None
@@ -74,8 +73,8 @@ class RecordingPlan:
     out: Path
     episodes: int
     about: dict[str, Any]
-    """What the index says besides the episodes. Known from the start: a training that goes on
-    meanwhile may delete the checkpoint before the last episode is over."""
+    """What the index says besides the episodes. Known from the start: a training run that is still
+    under way may delete the checkpoint before the last episode is over."""
 
     @property
     def groups(self) -> list[range]:
@@ -154,7 +153,7 @@ def note_idle_workers(plan: RecordingPlan, workers: int) -> None:
     busy = len(plan.groups)
     if busy < workers:
         print(
-            f"only {busy} of {workers} workers have something to do: {plan.episodes} episodes are "
+            f"only {busy} of {workers} workers have work: {plan.episodes} episodes are "
             f"played {plan.config.eval.num_envs} at a time; lower --num-envs to use all",
             flush=True,
         )

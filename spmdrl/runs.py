@@ -151,7 +151,7 @@ def total_steps(run_dir: Path, config: Config | None) -> int | None:
 
 
 def run_dirs(folder: Path) -> Iterator[Path]:
-    """Directories with a config.json; what is inside of a run is not looked at."""
+    """Directories with a config.json; what is inside a run is not looked at."""
     for place, folders, files in os.walk(folder):
         if "config.json" in files:
             folders.clear()

@@ -53,15 +53,15 @@ class Options:
     config: ConfigFile
     """Config file, as for `spmdrl.train`; it is checked against the topology."""
     nodes: int = 1
-    """Machines."""
+    """Number of machines."""
     ranks_per_node: int | None = None
-    """Ranks on each; by default 2, with GPUs one per GPU."""
+    """Ranks per node; by default 2, with GPUs one per GPU."""
     gpus_per_node: int = 0
-    """GPUs on each, shared out among its ranks."""
+    """GPUs per node, split between its ranks."""
     cpus_per_rank: int | None = None
-    """Cores of each rank; by default 1, with GPUs 8."""
+    """Cores per rank; by default 1, with GPUs 8."""
     time: str = "04:00:00"
-    """Time limit of one slice."""
+    """Time limit of one job; it resumes in the next."""
     partition: str = ""
     """Partition, or queue of PBS."""
     pbs: Annotated[bool, _one_of] = False
@@ -144,7 +144,7 @@ def devices_per_rank(gpus: int, ranks: int, wanted: int) -> int:
     """How many devices each rank will find; the same rule as when it starts."""
     if gpus % ranks:
         raise ConfigError(
-            f"--gpus-per-node {gpus} does not divide by --ranks-per-node {ranks}; "
+            f"--gpus-per-node {gpus} is not divisible by --ranks-per-node {ranks}; "
             f"use --ranks-per-node {gpus} for one rank per GPU, or 1 for one rank per node"
         )
     if gpus and wanted > gpus // ranks:

@@ -28,6 +28,8 @@ from spmdrl.runtime.watchdog import Watchdog, start_folder
 if TYPE_CHECKING:
     from spmdrl.parallel.world import World
 
+__all__ = ["main"]
+
 
 @answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ class Options:
     config: ConfigFile
     """Config file, as for `spmdrl.train`."""
     updates: int = 10
-    """Updates measured of each run."""
+    """Updates measured per run."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def choices(config: Config, available: int) -> list[Choice]:
         try:
             validate(config, nprocs, max(1, config.devices))
         except ConfigError:
-            continue  # these environments cannot be shared out among so many
+            continue  # these environments cannot be split between so many
         found += [Choice(nprocs, threads) for threads in {1, available // nprocs}]
     return sorted(found, key=lambda choice: (choice.nprocs, choice.threads))
 
@@ -80,10 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_id(config.env)
     found = choices(config, cores())
     if not found:
-        raise ConfigError(
-            "these environments cannot be shared out among the ranks; change --env.num-envs"
-        )
-    print(f"{'ranks':>5} {'threads of each':>16} {'steps/s':>12}")
+        raise ConfigError("these environments cannot be split between ranks; change --env.num-envs")
+    print(f"{'ranks':>5} {'threads per rank':>16} {'steps/s':>12}")
     rates: dict[Choice, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, choice in enumerate(found):

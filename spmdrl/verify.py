@@ -1,4 +1,4 @@
-"""The same run on every topology this machine can do: `python -m spmdrl.verify CONFIG.py`.
+"""The same run on every topology, compared: `python -m spmdrl.verify CONFIG.py`.
 
 Trains a few updates on each, and prints how far parameters are from those of one rank on one
 device, and whether the first rollout is the same to the bit. With --sync.deterministic every bit of
@@ -43,7 +43,7 @@ TOPOLOGIES: dict[str, list[str]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Train a few updates of a config on every topology that this machine can do, and compare.
+    """Train a few updates of a config on every topology and compare.
 
     Prints how far the parameters are from those of one rank on one device. All other flags after
     CONFIG.py are fields of the config, such as --env.num-envs 64 --sync.deterministic: see the
@@ -53,7 +53,7 @@ class Options:
     config: ConfigFile
     """Config file, as for `spmdrl.train`."""
     updates: int = 20
-    """Updates of each run."""
+    """Updates per run."""
 
 
 @dataclass(frozen=True)

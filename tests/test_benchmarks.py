@@ -123,16 +123,16 @@ def test_algorithm_that_mpi_picks(nodes, size, name):
 def test_period_of_allreduce():
     work = Work(collect=1.0, update=2.0, update_more=2.0, params=250_000, rollout=10_000)
     assert cost_formulas.period_allreduce(work, LINK, 1) == 3.0
-    # two nodes: 16 times 2 messages and 1 MB, then 6 times 1 message of 8 bytes
-    expected = 3.0 + 16 * (0.002 + 1.0) + 6 * (0.001 + 8e-6)
+    # two nodes: 16 times 2 messages and 1 MB, then 3 times 1 message of 8 bytes
+    expected = 3.0 + 16 * (0.002 + 1.0) + 3 * (0.001 + 8e-6)
     assert cost_formulas.period_allreduce(work, LINK, 2) == pytest.approx(expected)
 
 
 def test_period_of_gather():
     work = Work(collect=1.0, update=2.0, update_more=1.5, params=250_000, rollout=10_000)
     # four nodes: 13 gathers of 3 messages, 3 rollouts of 10 kB, rank 0 learns for 2 + 3 * 1.5 s,
-    # the parameters (1 MB) go back in 2 turns, and 6 small calls of 2 messages and 16 bytes
-    expected = 1.0 + 13 * 0.003 + 0.03 + 6.5 + (0.002 + 0.2) + 6 * (0.002 + 16e-6)
+    # the parameters (1 MB) go back in 2 turns, and 3 small calls of 2 messages and 16 bytes
+    expected = 1.0 + 13 * 0.003 + 0.03 + 6.5 + (0.002 + 0.2) + 3 * (0.002 + 16e-6)
     assert cost_formulas.period_gather(work, LINK, FAST, 4) == pytest.approx(expected)
 
 

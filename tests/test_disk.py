@@ -1,4 +1,4 @@
-"""A full disk: training goes on and says so, and what was saved before stays whole."""
+"""A full disk: training continues and says so, and what was saved before stays whole."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.mark.timeout(200)
-def test_training_ends_after_three_failures_and_goes_on_when_there_is_room(small_disk, undisturbed):
+def test_training_ends_after_three_failures_and_resumes_when_there_is_room(small_disk, undisturbed):
     run_dir = small_disk / "run"
     job = start(run_dir)
     wait_for_rows(run_dir, 90)

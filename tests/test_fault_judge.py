@@ -117,7 +117,9 @@ def test_the_right_report_is_found_among_everything_else(kind, healthy):
 
 @EVERY_KIND
 def test_open_mpi_may_leave_a_null_before_the_report(kind, healthy):
-    assert judge(CASES[kind][0], healthy + AFTER + "\0" + report(kind)).good
+    verdict = judge(CASES[kind][0], healthy + AFTER + "\0" + report(kind))
+    assert verdict.good, verdict.why
+    assert verdict.line.startswith("spmdrl: rank ")
 
 
 @EVERY_KIND
@@ -210,7 +212,7 @@ def test_of_two_ranks_that_differ_both_are_named(guilty, reporter):
 
 def test_a_rank_killed_before_its_first_heartbeat_is_named_by_the_launcher():
     text = (
-        "spmdrl: rank 0 of 4 on node3 was told to end in phase start, by you or because another "
+        "spmdrl: rank 0 of 4 on node3 received SIGTERM in phase start, from you or because another "
         "rank has ended\nprterun noticed that process rank 1 with PID 4711 on node vm exited on\n"
         "signal 9 (Killed).\n"
     )

@@ -236,7 +236,7 @@ def test_epochs_and_seeds_have_orders_of_their_own(recording):
     taken=st.integers(0, 60),
     then=st.integers(1, 40),
 )
-def test_a_saved_state_goes_on_exactly(recording, batch_size, seed, taken, then):
+def test_a_saved_state_resumes_exactly(recording, batch_size, seed, taken, then):
     reader = Batches(recording, batch_size, seed)
     for _ in range(taken):
         next(reader)

@@ -23,6 +23,7 @@ CONFIG = Config(total_steps=4096, seed=7)
 ENDINGS = """
 import os, signal, sys
 from dataclasses import replace
+from types import SimpleNamespace
 from spmdrl.runtime import session
 from spmdrl.config import Config, ConfigError
 from spmdrl.parallel.topology import Topology
@@ -33,7 +34,7 @@ from spmdrl.parallel.world import World
 SUMMARY = {"episode_return_mean": 1.0, "env_steps": 1, "wall_s": 1.0, "sps": 1.0}
 
 def end(how):
-    def train(*_):
+    def train():
         if how == "stopped":
             raise session.Stopped("stopped on request after update 3 of 9")
         if how == "failed":
@@ -45,8 +46,9 @@ def end(how):
         return SUMMARY
     return train
 
+session.build_trainer = session.header = lambda *_: ""
 for how in ("finished", "stopped", "failed", "refused", "killed"):
-    session.train = end(how)
+    session.TrainingLoop = lambda *_: SimpleNamespace(train=end(how))
     config = replace(Config(), run_dir=f"{sys.argv[1]}/{how}")
     session.run_session(
         config, Topology(), World(), StopRequest(), Watchdog(0, 1, None), ["CONFIG.py"]

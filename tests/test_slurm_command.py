@@ -121,8 +121,8 @@ def test_odd_words_reach_the_run_unharmed(run, tmp_path):
         (["--nodes", "0"], "--nodes is 0, but must be at least 1"),
         (["--ranks-per-node", "-1"], "--ranks-per-node is -1"),
         (["--cpus-per-rank", "0"], "--cpus-per-rank is 0"),
-        (["--nodes", "4", "--ranks-per-node", "2"], "env.num_envs 4 does not divide by 8 ranks"),
-        (["--gpus-per-node", "4", "--ranks-per-node", "3"], "does not divide"),
+        (["--nodes", "4", "--ranks-per-node", "2"], "env.num_envs 4 is not divisible by 8 ranks"),
+        (["--gpus-per-node", "4", "--ranks-per-node", "3"], "is not divisible"),
         (["--gpus-per-node", "-1"], "--gpus-per-node is -1"),
         (["--gpus-per-node", "2", "--", "--devices", "2"], "each rank has only 1 GPUs"),
         (["--time", "soon"], "is not a time"),
@@ -348,7 +348,7 @@ def test_hostfile_becomes_mpirun(run, tmp_path):
 def test_hosts_are_checked_against_the_config(run, tmp_path):
     code, _, err = run("--hostfile", write(tmp_path, "a slots=4\nb slots=4\n"))
     assert code == 2
-    assert "does not divide by 8 ranks" in err
+    assert "is not divisible by 8 ranks" in err
 
 
 def test_old_csv(tmp_path):

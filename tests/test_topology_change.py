@@ -1,4 +1,4 @@
-"""A checkpoint of four ranks goes on, on any other topology, as it would have."""
+"""A checkpoint of four ranks resumes on any other topology as it would have on its own."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def again(folder) -> Run:
 
 @pytest.fixture(scope="session")
 def short(folder) -> dict[str, Run]:
-    """Ten updates each, in one process; the first run then goes on for four more."""
+    """Ten updates each, in one process; the first run is then resumed for four more."""
     argv = {
         "first": ["--seed", "1"],
         "other_seed": ["--seed", "2"],
@@ -188,7 +188,7 @@ def test_another_seed_gives_other_bits(short, again):
     assert again.summary["params_sha256"] != short["other_seed"].summary["params_sha256"]
 
 
-def test_a_finished_run_goes_on_when_it_gets_more_steps(short):
+def test_a_finished_run_resumes_when_it_gets_more_steps(short):
     resumed = short["first"]
     assert "resumed at update 10 of 14" in (resumed.path / "log.txt").read_text()
     assert [row["progress/update"] for row in resumed.rows] == list(range(1, 15))

@@ -32,13 +32,13 @@ from spmdrl.learning.update import (
 from spmdrl.nets import make_policy
 from spmdrl.nets.policy import variables_of
 from spmdrl.parallel import mpi
-from spmdrl.parallel.gather import gather_rollout, share_model
+from spmdrl.parallel.gather import broadcast_tree, gather_rollout, share_model
 from spmdrl.parallel.mesh import commit, local_devices, make_mesh, replicate
-from spmdrl.parallel.sync import broadcast_tree, make_grad_sync
+from spmdrl.parallel.sync import make_grad_sync
 from spmdrl.parallel.topology import cores
 from spmdrl.parallel.world import World
 from spmdrl.runtime.build import build_trainer, run_mesh
-from spmdrl.runtime.session import start_jax_distributed
+from spmdrl.runtime.handshake import start_jax_distributed
 from spmdrl.types import ActionSpace, EnvSpec, ObsPart, Report, Rollout
 
 __all__ = [

@@ -83,7 +83,7 @@ def report(rows: list[tuple[Task, list[dict[str, float]]]]) -> str:
         "each seed",
         "published",
         "goal",
-        "minutes a run",
+        "minutes per run",
     ]
     cells = []
     for task, results in rows:

@@ -27,8 +27,8 @@ __all__ = [
 
 MINIBATCHES = 16
 FIELDS = 13  # arrays of a rollout, each gathered by itself
-# A barrier, the advantages' sum, episodes (2), the stop flag, collect times.
-SMALL_CALLS = 6
+# The ranks' record, the episodes that ended, the algorithm's sums before the minibatches.
+SMALL_CALLS = 3
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def act(
 
 
 class Scores(Tree):
-    """What the policy that acted thinks of every row."""
+    """Log-probability and value of every row, by the policy that acted."""
 
     log_prob: Float[Array, "T B"]
     value: Float[Array, "T B"]
@@ -108,13 +108,13 @@ def score_rollout(policy: Policy, shards: int, variables: Any, steps: Steps) -> 
         at_once = max(1, ROWS_AT_ONCE // first.shape[1])
         return jax.lax.map(value_of, (obs, first), batch_size=at_once)
 
-    def of_shard(steps: Steps) -> Scores:
+    def score_shard(steps: Steps) -> Scores:
         value = values(steps.obs, steps.first) if steps.value is None else steps.value
         return Scores(policy.dist.log_prob(steps.dist_params, steps.action), value)
 
     if shards == 1:
-        return of_shard(steps)
-    found = jax.lax.map(of_shard, split_envs(P(None, AXIS), steps, shards))
+        return score_shard(steps)
+    found = jax.lax.map(score_shard, split_envs(P(None, AXIS), steps, shards))
     return jax.tree.map(lambda x: jnp.concatenate(list(x), axis=1), found)
 
 

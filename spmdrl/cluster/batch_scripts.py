@@ -30,7 +30,7 @@ class BatchJob:
 
 
 def slurm_script(job: BatchJob) -> str:
-    """An sbatch script that needs no care: it saves, requeues and resumes by itself."""
+    """An sbatch script that saves, requeues and resumes by itself."""
     pieces = [SLURM_HEAD, SLURM_GPU if job.gpus_per_node else SLURM_CPU, SLURM_LIMITS]
     pieces += [SLURM_RUN_DIR, RANK, SLURM_START, SLURM_END]
     partition = f"#SBATCH --partition={job.partition}" if job.partition else PARTITION_HINT
@@ -84,20 +84,20 @@ SLURM_HEAD = """\
 #   sbatch SCRIPT configs/pong.py --seed 3               another run
 #   sbatch --nodes=8 --ntasks-per-node=32 SCRIPT ...     another size
 #
-# The job looks after itself. Shortly before its time is over, when a more urgent job takes its
-# place and when a node breaks, it goes back into the queue under the same job id and later goes
-# on exactly where it was, in the same run directory.
+# The job takes care of itself. Shortly before its time limit, when it is preempted and when a node
+# fails, it is requeued under the same job id and later resumes exactly where it stopped, in its own
+# run directory.
 #
-#   tail -f runs/NAME-JOBID.logs/rank-0.txt              how it is doing
-#   scancel --signal=USR1 JOBID                          save now and queue again
-#   scancel JOBID                                        end it for good (a checkpoint stays)
+#   tail -f runs/NAME-JOBID.logs/rank-0.txt              watch its progress
+#   scancel --signal=USR1 JOBID                          save now and requeue
+#   scancel JOBID                                        end it for good (checkpoints stay)
 
 #SBATCH --job-name=$name
 #SBATCH --nodes=$nodes
 """
 
 SLURM_CPU = """\
-# Ranks on each node, and cores of each rank. Without GPUs many ranks of one core are the fastest.
+# Ranks per node, and cores per rank. Without GPUs, many ranks of one core each are fastest.
 #SBATCH --ntasks-per-node=$ranks
 #SBATCH --cpus-per-task=$cpus
 """
@@ -106,16 +106,16 @@ SLURM_GPU = """\
 #SBATCH --gpus-per-node=$gpus
 # One rank per GPU: as many ranks as GPUs on each node; every rank takes its own.
 #SBATCH --ntasks-per-node=$ranks
-# Cores of each rank, for the environments. Atari and MuJoCo can keep 8 to 16 busy for one GPU.
+# Cores per rank, for the environments. Atari and MuJoCo can keep 8 to 16 busy per GPU.
 #SBATCH --cpus-per-task=$cpus
-# The other way, one rank per node that drives all of its GPUs: put one # more in front of the two
-# lines above and take one away from the two below.
+# The alternative, one rank per node that drives all of its GPUs: add one # to each of the two
+# #SBATCH lines above and remove one from each of the two below.
 ##SBATCH --ntasks-per-node=1
 ##SBATCH --cpus-per-task=32
 """
 
 PARTITION_HINT = """\
-# Where to run, if your site wants to know: take one # away.
+# Where to run, if your site requires it: remove one #.
 ##SBATCH --partition=NAME
 ##SBATCH --account=NAME"""
 
@@ -123,12 +123,12 @@ SLURM_LIMITS = """\
 $partition_line
 #SBATCH --time=$time
 # $warning_s seconds before the end of that time (Slurm may be up to a minute early) every rank gets
-# USR1, finishes its update, saves and leaves. If one update with its checkpoint takes longer, write
-# more seconds. "USR1@", not "B:USR1@": the ranks need the signal, not this shell.
+# USR1, finishes its update, saves and exits. If one update with its checkpoint takes longer, raise
+# the number. "USR1@", not "B:USR1@": the ranks need the signal, not this shell.
 #SBATCH --signal=USR1@$warning_s
-# Slurm itself may queue the job again when a node breaks or a more urgent job comes.
+# Slurm itself may requeue the job when a node fails or a job of higher priority preempts it.
 #SBATCH --requeue
-# A job that goes on continues its output file too. Slurm does not create folders for it.
+# A resumed job appends to its output file. Slurm does not create folders for it.
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%j.out
 """
@@ -137,17 +137,17 @@ SLURM_RUN_DIR = """\
 
 set -euo pipefail
 
-# What to train, unless it is said after the script's name.
+# What to train, unless it is given after the script's name.
 [ $$# -gt 0 ] || set -- $command
 config=$$1
 shift
 
-# The environment that `uv sync` makes, if it is here; else whatever python your modules give you.
+# The environment that `uv sync` makes, if there is one; else the python that your modules provide.
 # module load openmpi
 [ ! -d .venv/bin ] || PATH="$$PWD/.venv/bin:$$PATH"
 python=$$(command -v python)
 
-# The same folder whenever this job starts again: that is how it finds its checkpoints.
+# The same folder whenever this job is requeued: that is how it finds its checkpoints.
 job=$${SLURM_ARRAY_JOB_ID:-$$SLURM_JOB_ID}$${SLURM_ARRAY_TASK_ID:+_$$SLURM_ARRAY_TASK_ID}
 run_dir=$${RUNS:-runs}/$$SLURM_JOB_NAME-$$job
 logs=$$run_dir.logs
@@ -157,9 +157,9 @@ mkdir -p "$$logs"
 # Shared with PBS.
 RANK = """\
 
-# What every rank does. Exit code 75 says "saved; start me again". It is written down instead of
-# handed on, because the first rank to leave with a code would have the slower ones killed. A
-# signal that comes before the program listens must not kill it either.
+# What every rank does. Exit code 75 means "saved; start me again". It is recorded in a file instead
+# of returned, because the first rank to exit with a code would get the slower ones killed. A signal
+# that arrives before the program handles it must not kill it either.
 stopped=$$logs/stopped
 rm -f "$$stopped"
 # shellcheck disable=SC2016
@@ -175,8 +175,8 @@ echo "$$(date '+%F %T') job $$job, start $$((1 + $${SLURM_RESTART_COUNT:-0})):" 
   "$$SLURM_NTASKS ranks on $$SLURM_JOB_NODELIST; run directory $$run_dir, their output in $$logs"
 
 # --mpi: pmix for Open MPI, pmi2 for MPICH and its relatives (SRUN_MPI=pmi2 sbatch ...).
-# --kill-on-bad-exit: when one rank fails, all end at once instead of waiting for it.
-# --cpus-per-task: since Slurm 22.05 a step no longer takes it from the job.
+# --kill-on-bad-exit: when one rank fails, end all at once instead of letting them wait for it.
+# --cpus-per-task: since Slurm 22.05 a step no longer inherits it from the job.
 code=0
 srun --mpi="$${SRUN_MPI:-pmix}" --kill-on-bad-exit=1 \\
   --cpus-per-task="$${SLURM_CPUS_PER_TASK:-1}" --cpu-bind=cores \\
@@ -190,11 +190,11 @@ SLURM_END = """\
 if [ "$$code" -ne 0 ]; then
   echo "$$(date '+%F %T') failed with exit code $$code. The last lines of the ranks:"
   tail -n 15 "$$logs"/rank-*.txt 2>/dev/null | tail -n 100 || true
-  echo "To go on from the last checkpoint: scontrol requeue $$SLURM_JOB_ID"
+  echo "To resume from the last checkpoint: scontrol requeue $$SLURM_JOB_ID"
   exit "$$code"
 fi
 if [ -e "$$stopped" ]; then
-  echo "$$(date '+%F %T') saved; back into the queue"
+  echo "$$(date '+%F %T') saved; requeueing"
   scontrol requeue "$$SLURM_JOB_ID"
 fi
 """
@@ -206,14 +206,14 @@ PBS_HEAD = """\
 #!/bin/bash
 # Train under PBS on one node or on many. Submit with: qsub SCRIPT
 #
-# Shortly before its time is over the job saves and submits its own continuation, which goes on
-# exactly where it was, in the same run directory. End it for good: qdel JOBID.
+# Shortly before its time limit the job saves and submits its own continuation, which resumes
+# exactly where it stopped, in the same run directory. End it for good: qdel JOBID.
 
 #PBS -N $name
 #PBS -l $select
 #PBS -l walltime=$time
 $queue_line
-# PBS may start the job again when a node breaks.
+# PBS may restart the job when a node fails.
 #PBS -r y
 #PBS -j oe
 
@@ -225,13 +225,13 @@ set -- $command
 config=$$1
 shift
 
-# The environment that `uv sync` makes, if it is here; else whatever python your modules give you.
+# The environment that `uv sync` makes, if there is one; else the python that your modules provide.
 # module load openmpi
 [ ! -d .venv/bin ] || PATH="$$PWD/.venv/bin:$$PATH"
 python=$$(command -v python)
 
 # The first job of the chain chooses the run directory and hands it on to its continuations.
-export RUN_DIR=$${RUN_DIR:-runs/$${PBS_JOBNAME:-$name}-$${PBS_JOBID:?only inside of a PBS job}}
+export RUN_DIR=$${RUN_DIR:-runs/$${PBS_JOBNAME:-$name}-$${PBS_JOBID:?only inside a PBS job}}
 logs=$$RUN_DIR.logs
 mkdir -p "$$logs"
 [ -e "$$logs/job.pbs" ] || cp "$$0" "$$logs/job.pbs"
@@ -254,7 +254,7 @@ timeout --preserve-status --signal=USR1 $slice_s \\
 if [ "$$code" -ne 0 ]; then
   echo "$$(date '+%F %T') failed with exit code $$code. The last lines of the ranks:"
   tail -n 30 "$$logs/ranks.txt"
-  echo "To go on from the last checkpoint: qsub -v RUN_DIR=$$RUN_DIR $$logs/job.pbs"
+  echo "To resume from the last checkpoint: qsub -v RUN_DIR=$$RUN_DIR $$logs/job.pbs"
   exit "$$code"
 fi
 if [ -e "$$stopped" ]; then

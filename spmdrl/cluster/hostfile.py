@@ -1,8 +1,7 @@
 """Machines without a batch system: lists of hosts, and the mpirun command for them.
 
 Reads `host slots=N` files and the CSV of older systems with the header
-`job,ip,tf_port,cuda_visible_devices,ssh_port,ssh_username,ssh_password`. Public names: `Host`,
-`read_hostfile`, `read_cluster`, `mpirun_over_hosts`, `ssh_advice`.
+`job,ip,tf_port,cuda_visible_devices,ssh_port,ssh_username,ssh_password`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,10 @@ from pathlib import Path
 
 from spmdrl.config import ConfigError, suggest
 
+__all__ = [
+    "Host", "as_text", "mpirun_over_hosts", "read_cluster", "read_hostfile", "ssh_advice",
+]  # fmt: skip
+
 HEADER = (
     "job",
     "ip",
@@ -29,8 +32,8 @@ HEADER = (
 )
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-# After so many silent seconds mpirun asks every so many, so many times, then gives a host up and
-# ends the job. By itself it would do so after many minutes.
+# After `time` silent seconds mpirun probes a host every `intvl` seconds, `probes` times, then gives
+# it up and ends the job. By default that would take many minutes.
 KEEPALIVE = {"time": 10, "intvl": 5, "probes": 4}
 
 
@@ -46,7 +49,7 @@ class Host:
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """A line a host: `name`, `name slots=4` or `name:4`; # begins a comment."""
+    """One line per host: `name`, `name slots=4` or `name:4`; # begins a comment."""
     hosts = []
     for where, line in _lines(path):
         text = line.split("#")[0].split()
@@ -67,7 +70,7 @@ def _parse_host(where: str, words: Sequence[str]) -> Host:
 
 
 def read_cluster(path: str) -> list[Host]:
-    """Hosts of the old CSV: one row a process, one slot for each of its GPUs, or one."""
+    """Hosts of the old CSV: one row per process; a slot for each of its GPUs, or one."""
     rows = csv.reader(line for _, line in _lines(path))
     header = [cell.strip() for cell in next(rows, [])]
     _check_header(path, header)
@@ -98,7 +101,7 @@ def _parse_row(where: str, header: Sequence[str], row: Sequence[str]) -> Host:
         raise ConfigError(f"{where}: {user!r} is not a user name")
     if cell.get("ssh_password"):
         raise ConfigError(
-            f"{where}: passwords in files are refused. Let ssh in by key once, with `ssh-copy-id "
+            f"{where}: passwords in files are refused. Set up a key once, with `ssh-copy-id "
             f"-p {port} {user + '@' if user else ''}{name}`, and leave ssh_password empty"
         )
     gpus = _gpus(where, cell.get("cuda_visible_devices", ""))
@@ -137,7 +140,7 @@ def _number(where: str, name: str, text: str, low: int, high: int) -> int:
 
 
 def _merge(path: str, hosts: Sequence[Host]) -> list[Host]:
-    """One entry a machine, in the order of the file; several rows add their slots."""
+    """One entry per machine, in the order of the file; several rows add their slots."""
     merged: dict[str, Host] = {}
     for host in hosts:
         before = merged.setdefault(host.name, replace(host, slots=0, gpus=()))
@@ -206,5 +209,5 @@ def ssh_advice(hosts: Sequence[Host]) -> str:
 
 
 def as_text(command: Sequence[str]) -> str:
-    """For a shell, one part a line."""
+    """For a shell, one part per line."""
     return " ".join(shlex.quote(word) if word != ":" else "\\\n  :" for word in command)

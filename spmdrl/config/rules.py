@@ -66,7 +66,7 @@ class Field:
 
 
 def fields_of(part: Any, prefix: str = "", free: bool = False) -> Iterator[Field]:
-    """Every field of the dataclass and of those inside of it, whose marks override its own."""
+    """Every field of the dataclass and of those nested in it, whose marks override its own."""
     for name, hint in typing.get_type_hints(type(part), include_extras=True).items():
         if typing.get_origin(hint) is typing.ClassVar:
             continue

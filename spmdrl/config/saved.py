@@ -24,7 +24,7 @@ TYPE = "type"  # beside the algorithm's fields
 
 @dataclass(frozen=True)
 class ForeignAlgo(AlgoConfig):
-    """An algorithm whose code is not at hand: enough to play, plot and list its runs."""
+    """An algorithm whose code is not available: enough to play, plot and list its runs."""
 
 
 def type_name(algo: type[AlgoConfig]) -> str:
@@ -40,7 +40,7 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str, own_algo: type[AlgoConfig] | None = None) -> Config:
-    """`own_algo` is the class of an algorithm outside of this package, where there is one."""
+    """`own_algo` is the class of an algorithm from outside this package, if there is one."""
     values = json.loads(text)
     algo = dict(values.pop("algo", {}))
     cls = _algorithm(algo.pop(TYPE, DEFAULT_ALGORITHM), own_algo)
@@ -59,7 +59,7 @@ def _algorithm(name: str, own: type[AlgoConfig] | None) -> type[AlgoConfig]:
     try:
         return algorithm_class(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"unknown algorithm {name!r}: a newer version wrote it?") from error
+        raise ConfigError(f"unknown algorithm {name!r}; is it from a newer version?") from error
 
 
 def _build(cls: Any, values: dict[str, Any]) -> Any:

@@ -45,37 +45,38 @@ Ranks = Annotated[
 @dataclass(frozen=True)
 class EnvConfig:
     id: str = "CartPole-v1"
-    """Environment id, such as CartPole-v1, Pong-v5 or Ant-v4."""
+    """Environment id, such as CartPole-v1 or Pong-v5; with gymnasium also package.module:Id-v0."""
     num_envs: Count = 8
     """Environments in the whole run, over all ranks and devices."""
     backend: Literal["envpool", "gymnasium"] = "envpool"
-    """Who simulates: envpool (C++ threads) or any registered Gymnasium environment."""
+    """Simulator: envpool (C++ threads), or any registered Gymnasium environment."""
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Passed to the environment's constructor, for example episodic_life True."""
     threads: Annotated[int, at_least(0), FREE] = 0
-    """Simulation threads of each rank; 0 takes the cores divided by the ranks on this machine."""
+    """Simulation threads per rank; 0 takes this machine's cores divided by its ranks.
+    With gymnasium, more than one gives every environment a process of its own."""
     reward: Literal["none", "sign", "abs_one", "soft_asymmetric"] = "none"
     """Reward transform for learning; reported returns are always the raw ones."""
     normalize_obs: bool = False
-    """Centre and scale vector observations by their running moments."""
+    """Centre and scale vector observations by their running mean and deviation."""
     normalize_reward: bool = False
-    """Divide rewards by the running deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return."""
     obs_clip: Positive = 10.0
-    """Bound of a normalised observation."""
+    """Normalised observations are clipped to plus or minus this."""
     reward_clip: Positive = 10.0
-    """Bound of a normalised reward."""
+    """Normalised rewards are clipped to plus or minus this."""
 
 
 @dataclass(frozen=True)
 class NetConfig:
     torso: Literal["auto", "mlp", "nature_cnn", "small_cnn"] = "auto"
-    """auto takes an MLP for vectors, the Nature CNN for images and a small CNN for small images."""
+    """auto takes an MLP for vectors, the Nature CNN for images, a small CNN below 36 x 36."""
     hidden: Widths = (64, 64)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the MLP; the CNNs always use relu."""
     shared: bool = False
-    """One torso for policy and value, or one each."""
+    """One torso shared by policy and value, instead of one each."""
     log_std_init: Annotated[float, Range("finite", math.isfinite)] = 0.0
     """Initial log standard deviation of continuous actions."""
     conv: Annotated[Literal["auto", "matmul", "xla"], FREE] = "auto"
@@ -87,13 +88,13 @@ class AlgoConfig:
     """What every algorithm has. A subclass adds its fields and makes the `Algorithm`."""
 
     num_steps: Count = 128
-    """Steps of each environment in one rollout."""
+    """Steps per environment in one rollout."""
     gamma: Share = 0.99
     """Discount."""
     epochs: Count = 4
     """Passes over each rollout."""
     minibatches: Count = 4
-    """Minibatches in a pass."""
+    """Minibatches per pass."""
 
     selects: ClassVar[Literal["steps", "sequences"]] = "steps"
     """Minibatches of single steps of every environment, or of whole environments."""
@@ -117,31 +118,31 @@ class AlgoConfig:
 @dataclass(frozen=True)
 class OptimConfig:
     name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
-    """Optimiser; fields that begin with another one's name have no effect."""
+    """Optimiser; fields that begin with another one's name must stay at their defaults."""
     lr: Positive = 2.5e-4
     """Learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """linear and cosine go to 0 at the end of the run."""
+    """linear and cosine decay to 0 at the end of the run."""
     warmup: Annotated[int, at_least(0)] = 0
-    """Updates over which the learning rate rises from 0 before its schedule begins."""
+    """Updates over which the learning rate rises linearly before its schedule begins."""
     max_grad_norm: Positive = 0.5
-    """Global norm to which gradients are clipped."""
+    """Gradients are clipped to this global norm."""
     adam_b1: Decay = 0.9
     """Decay of the gradient's mean, for adam and adamw."""
     adam_b2: Decay = 0.999
     """Decay of the squared gradient's mean, for adam and adamw."""
     adam_eps: Positive = 1e-5
-    """Added to the root, for adam and adamw."""
+    """Epsilon, added to the square root, for adam and adamw."""
     adamw_decay: NonNegative = 1e-4
     """Weight decay."""
     rmsprop_decay: Decay = 0.99
     """Decay of the squared gradient's mean."""
     rmsprop_eps: Positive = 0.1
-    """Keeps the divisor away from 0."""
+    """Epsilon, which keeps the divisor away from 0."""
     rmsprop_eps_inside: bool = True
-    """Add epsilon below the root, as TensorFlow does, or to the root, as PyTorch does."""
+    """Add epsilon under the square root, as TensorFlow does, instead of to it, as PyTorch does."""
     rmsprop_initial: NonNegative = 1.0
-    """First value of the squared gradient's mean: 1 in TensorFlow, 0 in PyTorch."""
+    """Initial mean of the squared gradient: 1 in TensorFlow, 0 in PyTorch."""
     rmsprop_momentum: Decay = 0.0
     """Momentum of the steps, learning rate included, as in TensorFlow."""
     sgd_momentum: Decay = 0.0
@@ -151,23 +152,22 @@ class OptimConfig:
 @dataclass(frozen=True)
 class SyncConfig:
     strategy: Annotated[Literal["allreduce", "gather", "jax"], FREE] = "allreduce"
-    """How ranks learn together: averaged gradients (MPI), rollouts gathered on rank 0, or
-    jax.distributed."""
+    """How ranks learn together: summed gradients (MPI), rollouts on rank 0, or jax.distributed."""
     deterministic: bool = False
     """The same bits on every topology, at some cost in speed."""
     shards: Count = 8
-    """With deterministic: fixed groups of environments whose gradients are added in a fixed
-    order; at least two per device."""
+    """With deterministic: number of fixed groups of environments, at least two per device.
+    Their gradients are added in a fixed order."""
     check_every: Annotated[int, at_least(1), FREE] = 100
-    """Updates between two comparisons of the ranks' parameters."""
+    """Updates between two checks that all ranks hold the same parameters."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """What a non-finite gradient does: end the run, or be left out."""
+    """On a non-finite gradient: stop the run, or skip that gradient."""
     max_skips: Count = 10
-    """With skip: the run ends after so many in a row."""
+    """With skip: the run ends after this many updates in a row that had to skip."""
     phase_timeout_s: Annotated[Positive, FREE] = 300.0
-    """A collect or update phase that lasts longer ends the run with a stack dump of every rank."""
+    """Seconds that one phase of an update may last; a longer one ends the run with a stack dump."""
     start_timeout_s: Annotated[Positive, FREE] = 600.0
-    """The same for start-up and compilation."""
+    """The same for start-up, and for the first update, which compiles."""
 
 
 @dataclass(frozen=True)
@@ -191,12 +191,11 @@ class CheckpointConfig:
     every: Annotated[int, at_least(0)] = 50
     """Updates between two checkpoints; 0 saves only at the end."""
     keep: Count = 3
-    """How many of the newest checkpoints stay on disk, besides the best."""
+    """How many of the newest checkpoints are kept, besides the best."""
     envs: Literal["replay", "fresh"] = "replay"
-    """On resume: bring the environments to exactly where they were by repeating their actions, or
-    start new episodes."""
+    """On resume: replay the saved actions to the exact same state, or start new episodes."""
     renew_every: Annotated[int, at_least(1), FIXED] = 2000
-    """Updates after which every run makes new environments, so that a replay stays short."""
+    """Updates after which the environments are made anew, which keeps replays short."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class EvalConfig:
     seed: Seed = 12345
     """Seed of the evaluation's environments."""
     max_steps: Count = 200_000
-    """Steps of each environment after which the evaluation gives up."""
+    """Steps per environment after which the evaluation gives up."""
 
 
 DEFAULT_ALGORITHM = "ppo"
@@ -236,16 +235,16 @@ class Config:
     name: Annotated[str, FREE] = ""
     """Name of the run; by default that of the config file."""
     seed: Seed = 1
-    """Everything random derives from it."""
+    """Seed from which everything random derives."""
     total_steps: Annotated[int, at_least(1), FREE] = 500_000
-    """Environment steps of the whole run."""
+    """Environment steps of the whole run; schedules stretch to it."""
     nprocs: Annotated[Ranks, FREE] = 1
     """Ranks to start on this machine; auto: one per core."""
     devices: Annotated[int, at_least(0), FREE] = 0
-    """Devices of each rank; 0 takes one on CPU and all visible ones on GPU."""
+    """Devices per rank; 0 takes one on CPU and all visible ones on GPU."""
     overlap: bool = False
-    """Collect the next rollout while learning from this one, with parameters exactly one update
-    old. Changes what is learned; useful when simulation would leave an accelerator idle."""
+    """Collect the next rollout while learning from this one, with parameters one update old.
+    Changes what is learned; useful when simulation would leave an accelerator idle."""
     restart: Annotated[bool, FREE] = False
     """Move an existing run directory aside and start over, instead of resuming."""
 

@@ -1,4 +1,4 @@
-"""Batches of environments, one file a backend. Light to import: simulators load on use."""
+"""Batches of environments, one file per backend. Light to import: simulators load on use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from spmdrl.config import Config
 
 if TYPE_CHECKING:
     from spmdrl.envs.base import EnvBatch
+
+__all__ = ["make_env"]
 
 
 def make_env(

@@ -1,7 +1,4 @@
-"""Any registered Gymnasium environment, also "package.module:Id-v0".
-
-Public names: `GymnasiumBatch`.
-"""
+"""Any registered Gymnasium environment, also "package.module:Id-v0"."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ import numpy as np
 
 from spmdrl.envs import base
 from spmdrl.types import EnvSpec, Obs, TimeStep
+
+__all__ = ["GymnasiumBatch"]
 
 
 class GymnasiumBatch:

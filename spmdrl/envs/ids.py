@@ -1,7 +1,4 @@
-"""Which environment ids exist, answered without loading a simulator.
-
-Public names: `check_id`, `envpool_ids`, `write_envpool_ids`.
-"""
+"""Which environment ids exist, answered without loading a simulator."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ import importlib.metadata
 from pathlib import Path
 
 from spmdrl.config import ConfigError, EnvConfig, suggest
+
+__all__ = ["check_id", "envpool_ids", "write_envpool_ids"]
 
 IDS_FILE = Path(__file__).with_name("envpool_ids.txt")
 
@@ -25,7 +24,7 @@ def check_id(config: EnvConfig) -> None:
 def envpool_ids() -> list[str]:
     """Every id of the installed envpool, from a list where that is of the installed version.
 
-    Importing envpool takes seconds, too long to answer a typing error.
+    Importing envpool takes seconds, too long to answer a typo.
     """
     version, *ids = IDS_FILE.read_text().split()
     if version == importlib.metadata.version("envpool"):

@@ -16,7 +16,7 @@ __all__ = ["PROBES", "Probe"]
 Answer = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 
-class Probe(gym.Env[np.ndarray, int]):
+class Probe(gym.Env[np.ndarray, Any]):
     """One number in [-1, 1] and two actions; subclasses say what a step brings."""
 
     length = 1  # steps of an episode
@@ -113,14 +113,14 @@ class Ending(Probe):
 
 
 class Limit(Probe):
-    """1 for ever, cut by a time limit that nothing shows: the value is 1 / (1 - gamma)."""
+    """1 forever, cut by a time limit that nothing shows: the value is 1 / (1 - gamma)."""
 
     length, limited = 3, True
 
 
-PROBES = {
+PROBES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (Constant, Dependent, Discounting, Action, Matching, Memory, Ending, Limit)
 }
-for _name, _class in PROBES.items():
-    gym.register(f"Probe{_name}-v0", entry_point=_class)
+for _name in PROBES:
+    gym.register(f"Probe{_name}-v0", entry_point=f"{__name__}:{_name}")

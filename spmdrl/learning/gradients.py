@@ -65,12 +65,12 @@ def step_gradient(
     rollout, targets, order = shard
     t, b = selector.rows(order, index)
 
-    def of_chunk(t: Array, b: Array) -> tuple[Sums, Any]:
+    def chunk_sums(t: Array, b: Array) -> tuple[Sums, Any]:
         rows = take_rows(rollout, targets, (t, b))
         return chunk_gradient(algorithm, policy, state, rows, constants)
 
     size = chunk_rows(t.size, at_once, _has_image(rollout.obs))
-    sums, factors = sum_over_chunks(of_chunk, size, t, b)
+    sums, factors = sum_over_chunks(chunk_sums, size, t, b)
     return sums | {"grads": chunked_dense.add_kernels(sums["grads"], *factors)}
 
 
@@ -121,7 +121,7 @@ def chunk_gradient(
 
 
 def chunk_rows(rows: int, most: int | None, is_image: bool) -> int:
-    """The largest chunk that divides the rows and is not above `most`; all where it were tiny."""
+    """The largest chunk that divides the rows and is not above `most`; all rows if that is tiny."""
     if most is None:
         return rows
     size = max(n for n in range(1, min(rows, most) + 1) if rows % n == 0)

@@ -58,7 +58,7 @@ def _scale_by_rms(optim: OptimConfig) -> optax.GradientTransformation:
 
 
 def on_vector(transform: optax.GradientTransformation, step_momentum: float = 0.0) -> Optimizer:
-    """Parameters and their slots as one vector; only for optimisers without a sense of shape.
+    """Parameters and their slots as one vector; only for elementwise optimisers.
 
     `step_momentum` is that of the steps themselves, learning rate included (TensorFlow's RMSProp).
     """

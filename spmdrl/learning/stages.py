@@ -110,7 +110,7 @@ def moment_sums(learner: Learner, state: TrainState, rollout: Rollout) -> tuple[
     """The moments of this rollout."""
     env = learner.config.env
 
-    def of_shard(shard: Rollout) -> dict[str, Any]:
+    def shard_powers(shard: Rollout) -> dict[str, Any]:
         sums: dict[str, Any] = {}
         if env.normalize_obs:
             sums["obs"] = moments.obs_power_sums(state.obs_moments, shard.obs, shard.valid)
@@ -119,7 +119,7 @@ def moment_sums(learner: Learner, state: TrainState, rollout: Rollout) -> tuple[
             sums["reward"] = moments.power_sums(known, shard.discounted_return, shard.valid)
         return sums
 
-    return (), each_shard(learner, of_shard, (rollout_specs(), rollout))
+    return (), each_shard(learner, shard_powers, (rollout_specs(), rollout))
 
 
 def prepare(
@@ -162,12 +162,12 @@ def gradient_sums(
     else:
         gradient = partial(sequence_gradient, algorithm, policy, state, selector)
 
-    def of_shard(*shard: Any) -> Float[Array, "n"]:
+    def shard_gradient(*shard: Any) -> Float[Array, "n"]:
         found = gradient(shard, progress.index, constants)
         return learner.wire.pack(found, flag_here(learner, all_finite(found["grads"])))
 
     parts = ((ROWS, prepared.targets), (learner.selector.spec, prepared.order))
-    return (), each_shard(learner, of_shard, (rollout_specs(), rollout), *parts)
+    return (), each_shard(learner, shard_gradient, (rollout_specs(), rollout), *parts)
 
 
 def apply_gradient(
@@ -216,7 +216,7 @@ def finish(
     metrics |= learner.algorithm.summary(sums["algorithm"])
     metrics["optim/lr"] = learning_rate(config, state.step)
     metrics["optim/skipped"] = progress.skipped.astype(jnp.float32)
-    # Moments that are once not finite would stay so for ever.
+    # Moments that are once not finite would stay so forever.
     taken = (prepared.obs_moments, prepared.reward_moments)
     known = (state.obs_moments, state.reward_moments)
     sound = all_finite(taken)

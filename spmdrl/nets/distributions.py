@@ -1,8 +1,7 @@
 """Action distributions as pure functions of one flat array of parameters.
 
 Sampling takes its noise from outside, so that a whole rollout's noise is drawn in one call, keyed
-by the environment's global id. Public names: `Distribution`, `Categorical`, `DiagNormal`,
-`make_distribution`.
+by the environment's global id.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
 from spmdrl.types import ActionSpace
+
+__all__ = ["Categorical", "DiagNormal", "Distribution", "make_distribution"]
 
 
 @runtime_checkable

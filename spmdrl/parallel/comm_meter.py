@@ -44,7 +44,7 @@ class CommMeter:
             self._probe = private_jit(_probe_over(world))
 
     def tick(self, step: int) -> None:
-        """Called once an update, on every rank."""
+        """Called once per update, on every rank."""
         self._updates += 1
         if self._probe is None or step % self.INTERVAL:
             return

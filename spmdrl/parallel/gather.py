@@ -17,11 +17,10 @@ from jaxtyping import Array
 from spmdrl.parallel.guards import finite_inputs
 from spmdrl.parallel.mesh import AXIS, on_device, replicate
 from spmdrl.parallel.placement import rollout_specs
-from spmdrl.parallel.sync import broadcast_tree
 from spmdrl.parallel.world import World
 from spmdrl.types import Report, Rollout, TrainState
 
-__all__ = ["gather_rollout", "gathered", "share_model"]
+__all__ = ["broadcast_tree", "gather_rollout", "gathered", "share_model"]
 
 Update = Callable[[TrainState, Rollout, Array], tuple[TrainState, Report]]
 
@@ -60,19 +59,19 @@ def _blame(sound: np.ndarray, gradient: np.ndarray, devices: int) -> np.ndarray:
 def gather_rollout(world: World, mesh: Mesh, rollout: Rollout) -> Rollout:
     """All environments side by side on rank 0's devices; the other ranks' answer is unused."""
 
-    def of_field(spec: PartitionSpec, part: Any) -> Any:
+    def gather_field(spec: PartitionSpec, part: Any) -> Any:
         axis = list(spec).index(AXIS)
 
-        def of_leaf(x: Any) -> Any:
+        def gather_leaf(x: Any) -> Any:
             rows = world.gather_rows(np.moveaxis(x, axis, 0))
             if rows is None:
                 return x
             return jax.device_put(np.moveaxis(rows, 0, axis), NamedSharding(mesh, spec))
 
-        return jax.tree.map(of_leaf, part)
+        return jax.tree.map(gather_leaf, part)
 
     is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
-    return jax.tree.map(of_field, rollout_specs(), rollout, is_leaf=is_spec)
+    return jax.tree.map(gather_field, rollout_specs(), rollout, is_leaf=is_spec)
 
 
 def share_model(world: World, mesh: Mesh, state: TrainState) -> TrainState:
@@ -81,3 +80,15 @@ def share_model(world: World, mesh: Mesh, state: TrainState) -> TrainState:
     shared = broadcast_tree(world, on_device(shared, mesh.local_devices[0]))
     step, params, obs_moments = replicate(shared, mesh) if world.size > 1 else shared
     return state.replace(step=step, params=params, obs_moments=obs_moments)
+
+
+def broadcast_tree(world: World, tree: Any) -> Any:
+    """Rank 0's arrays, on every rank, as one message."""
+    if world.size == 1:
+        return tree
+    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, tree))
+    raw = [np.frombuffer(leaf.tobytes(), np.uint8) for leaf in leaves]
+    flat = world.broadcast(np.concatenate(raw))
+    parts = np.split(flat, np.cumsum([len(r) for r in raw])[:-1])
+    shaped = [p.view(x.dtype).reshape(x.shape) for p, x in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, shaped)

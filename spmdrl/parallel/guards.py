@@ -122,7 +122,7 @@ def finite_inputs(rollout: Rollout, xp: Any) -> list[Any]:
 
 
 class NotFinite:
-    """Ends the run, or counts the updates that were left out, when numbers are not finite."""
+    """Ends the run, or counts the updates that skipped gradients, when numbers are not finite."""
 
     def __init__(self, config: SyncConfig, devices: int):
         """`devices` are those of one rank."""
@@ -142,8 +142,8 @@ class NotFinite:
         found = f"non-finite {what} on {name_ranks(ranks)} in update {step}"
         if self._config.on_nonfinite == "stop":
             raise NotFiniteError(
-                f"{found}; the parameters are still those of before. To mend it {_REMEDY[what]}, "
-                "or skip such gradients with --sync.on-nonfinite skip",
+                f"{found}; that step was not applied. To fix it, {_REMEDY[what]}, or skip such "
+                "gradients with --sync.on-nonfinite skip",
                 ranks,
             )
         if self._in_a_row >= self._config.max_skips:

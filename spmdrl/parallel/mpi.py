@@ -25,13 +25,9 @@ from jax.interpreters import mlir
 from spmdrl.parallel.mesh import host_device
 
 __all__ = [
-    "allgather",
-    "allgather_after",
-    "allreduce",
-    "allreduce_after",
-    "reaches_device",
+    "allgather", "allgather_after", "allreduce", "allreduce_after", "reaches_device",
     "through_host",
-]
+]  # fmt: skip
 
 Tree = Any
 Comm = Any

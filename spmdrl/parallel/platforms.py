@@ -1,7 +1,7 @@
-"""What each kind of device likes: the only place that knows one kind from another.
+"""What suits each kind of device: the only place that knows one kind from another.
 
 A CPU computes convolutions as matrix products, in chunks of rows whose activations fit its cache,
-and can have the simulator inside of its programs. Accelerators take the whole minibatch at once.
+and can have the simulator inside its programs. Accelerators take the whole minibatch at once.
 """
 
 from __future__ import annotations

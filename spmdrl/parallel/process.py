@@ -97,7 +97,7 @@ def _own_gpus(topology: Topology, devices: int) -> None:
     mine = ids[topology.local_rank * share : (topology.local_rank + 1) * share]
     if not mine:
         raise LaunchError(
-            f"local rank {topology.local_rank} of {topology.local_size} finds no GPU left of "
+            f"no GPU is left for local rank {topology.local_rank} of {topology.local_size} in "
             f"CUDA_VISIBLE_DEVICES={visible}; start fewer ranks or lower --devices"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)

@@ -28,7 +28,7 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
     becomes a USR1; the second Ctrl-C ends it.
     """
     if os.environ.get(CHILD_MARK):
-        raise ConfigError("--nprocs inside of a run that --nprocs started")
+        raise ConfigError("--nprocs cannot be used inside a run started by --nprocs")
     command = [*mpirun_command(nprocs), sys.executable, "-m", module, *argv]
     terminal = "1" if sys.stdout.isatty() else "0"
     environment = os.environ | {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from spmdrl.config import SyncConfig
@@ -20,7 +19,7 @@ from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.parallel.mesh import AXIS, host_device
 from spmdrl.parallel.world import World
 
-__all__ = ["GradSync", "Reduce", "broadcast_tree", "make_grad_sync"]
+__all__ = ["GradSync", "Reduce", "make_grad_sync"]
 
 Tree = Any
 # What to add up, and an earlier answer (None at first) that this call must not overtake.
@@ -155,7 +154,7 @@ def _gather_devices(tree: Tree, earlier: Tree) -> Tree:
 
 
 def _flatten_shards(tree: Tree) -> tuple[jax.Array, Callable[[jax.Array], Tree]]:
-    """A tree with a leading shard axis as one matrix, a row a shard."""
+    """A tree with a leading shard axis as one matrix, one row per shard."""
     _, restore = ravel_pytree(jax.tree.map(lambda x: x[0], tree))
     return jax.vmap(lambda t: ravel_pytree(t)[0])(tree), restore
 
@@ -169,15 +168,3 @@ def _gather_ranks(tree: Tree, allgather: Callable[[jax.Array], jax.Array]) -> Tr
     """The shards of all ranks along the first axis, as one message."""
     rows, restore = _flatten_shards(tree)
     return jax.vmap(restore)(allgather(rows))
-
-
-def broadcast_tree(world: World, tree: Tree) -> Tree:
-    """Rank 0's arrays, on every rank, as one message."""
-    if world.size == 1:
-        return tree
-    leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, tree))
-    raw = [np.frombuffer(leaf.tobytes(), np.uint8) for leaf in leaves]
-    flat = world.broadcast(np.concatenate(raw))
-    parts = np.split(flat, np.cumsum([len(r) for r in raw])[:-1])
-    shaped = [p.view(x.dtype).reshape(x.shape) for p, x in zip(parts, leaves, strict=True)]
-    return jax.tree.unflatten(structure, shaped)

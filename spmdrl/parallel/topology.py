@@ -1,6 +1,6 @@
 """Who am I, who started me, and what share of this machine is mine.
 
-Ranks come from mpirun, srun or `--nprocs`. Nothing here imports jax or MPI.
+Ranks are started by mpirun, srun or `--nprocs`. Nothing here imports jax or MPI.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def threads_per_rank(topology: Topology) -> int:
     return max(1, cores() if bound else cores() // topology.local_size)
 
 
-FEWEST_ENVS = 8  # of a rank; with fewer its share of the work is mostly overhead
+FEWEST_ENVS = 8  # per rank; with fewer its share of the work is mostly overhead
 
 
 def auto_ranks(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""Host-side talk between ranks: JSON texts and numpy arrays, never pickles.
+"""Host-side communication between ranks: JSON texts and numpy arrays, never pickles.
 
 `World` does nothing at one rank, so callers need no special case, and MPI is not even imported.
 """
@@ -77,7 +77,7 @@ class World:
         return [value]
 
     def assemble(self, value: Any, limit_s: float) -> list[Any]:
-        """The first meeting: `gather_json` that says whom it waits for, and not for ever."""
+        """The first meeting: `gather_json` that says whom it waits for, and not forever."""
         return [value]
 
     def gather_rows(
@@ -161,7 +161,7 @@ class MpiWorld(World):
         return [json.loads(joined[e - n : e].tobytes()) for e, n in zip(ends, lengths, strict=True)]
 
     def assemble(self, value: Any, limit_s: float) -> list[Any]:
-        # Rank 0 must not stand in a collective call here, where nothing tells who is missing.
+        # Rank 0 must not block in a collective call, which cannot tell who is missing.
         if not self.is_root:
             self._comm.Send(np.frombuffer(json.dumps(value).encode(), np.uint8), dest=0)
             return list(self.broadcast_json(None))
@@ -249,7 +249,7 @@ class MpiWorld(World):
 
 
 def _start_mpi() -> Any:
-    """The MPI module, started so that other threads can speak while ranks are missing."""
+    """The MPI module, started so that other threads can print while ranks are missing."""
     import mpi4py
 
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, True

@@ -14,10 +14,10 @@ from spmdrl.learning.stages import Learner, make_learner
 from spmdrl.learning.state import init_train_state
 from spmdrl.learning.update import Update, make_update
 from spmdrl.nets import make_policy
-from spmdrl.parallel.gather import gathered
+from spmdrl.parallel.gather import broadcast_tree, gathered
 from spmdrl.parallel.mesh import commit, global_devices, local_devices, make_mesh, replicate
 from spmdrl.parallel.placement import ids_of_ranks, shards_in
-from spmdrl.parallel.sync import broadcast_tree, make_grad_sync
+from spmdrl.parallel.sync import make_grad_sync
 from spmdrl.parallel.world import World
 from spmdrl.types import Array, Report, Rollout, TrainState
 

@@ -171,7 +171,7 @@ class Checkpointer:
                 warn(f"checkpoint of update {step} is damaged ({error}); set aside as {aside}")
         if steps or any(self.folder.glob(f"{DAMAGED}*")):
             raise CheckpointError(
-                f"no intact checkpoint is left in {self.folder}; to begin anew use --restart"
+                f"no intact checkpoint is left in {self.folder}; to start over use --restart"
             )
         return None
 

@@ -1,7 +1,4 @@
-"""What a person sees while a run goes on: a live panel on a terminal, plain lines elsewhere.
-
-Public names: `Console`, `make_console`.
-"""
+"""What a person sees while a run trains: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ from typing import Any, Protocol
 from spmdrl.config import Config
 from spmdrl.parallel.topology import TERMINAL_MARK, detect
 from spmdrl.runtime.hints import suggested
+
+__all__ = ["Console", "make_console"]
 
 SPARK = "▁▂▃▄▅▆▇█"
 PARTS = ("env", "inference", "collect", "update", "comm", "wait", "other")
@@ -44,10 +43,12 @@ def on_terminal() -> bool:
 def closing_words(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
     """Where the results are and what can be done with them, as commands to copy."""
     result = summary["episode_return_mean"]
-    shown = "no episode ended" if result is None else f"mean return {result:.1f}"
+    shown = f"mean return {result:.1f} over the last episodes"
+    if result is None:
+        shown = "no episode has ended"
     return [
         f"{summary['env_steps']:,} steps in {summary['wall_s']:.1f} s "
-        f"({summary['sps']:,.0f} steps/s), {shown} over the last episodes",
+        f"({summary['sps']:,.0f} steps/s), {shown}",
         f"results   {run_dir}",
         f"evaluate  {suggested('evaluate', run_dir)}",
         f"plot      {suggested('plot', run_dir)}",

@@ -1,6 +1,6 @@
 """Numbers to console, files and TensorBoard.
 
-Rank 0 has a `Logger`, the others one that does nothing or only speaks.
+Rank 0 has a `Logger`, the others one that does nothing or only prints.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class AppendFile:
 
 
 class NullLogger:
-    """The logger of every rank but 0, as a rule."""
+    """Does nothing: the logger of every rank but 0, by default."""
 
     def info(self, text: str) -> None: ...
     def warning(self, text: str) -> None: ...
@@ -151,7 +151,7 @@ def _finite(row: Row) -> Row:
 
 
 class RankLogger(NullLogger):
-    """What a rank other than 0 says where all are asked to speak."""
+    """Prints the messages of a rank other than 0, with `log.all_ranks`."""
 
     def __init__(self, rank: int, run_id: str):
         self._origin = f"[{run_id} rank {rank}]"

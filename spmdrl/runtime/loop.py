@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from spmdrl.acting.collector import Episodes
 from spmdrl.learning.state import params_sha256
-from spmdrl.parallel.comm_meter import PHASES, CommMeter
+from spmdrl.parallel.comm_meter import CommMeter
 from spmdrl.parallel.compile_cache import publish
 from spmdrl.parallel.guards import NotFinite, assert_in_sync
 from spmdrl.parallel.mesh import commit
-from spmdrl.parallel.world import World
 from spmdrl.runtime.build import Trainer
 from spmdrl.runtime.clock import Every, Phases, Rate, Row
 from spmdrl.runtime.logger import EpisodeStats, NullLogger
+from spmdrl.runtime.meeting import Meeting
 from spmdrl.runtime.saver import Saver
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.watchdog import Watchdog
@@ -135,41 +133,6 @@ class TrainingLoop:
             "world_size": self.world.size,
             "devices": self.trainer.devices,
         }
-
-
-class Meeting:
-    """What the ranks tell each other once per update, in one message: whether to stop, how many
-    episodes ended, and how long they take. It is also where the fast wait for the slow."""
-
-    def __init__(self, world: World):
-        self._world = world
-        self._table = np.zeros((world.size, 2 + len(PHASES)))
-        self._read = np.zeros((world.size, len(PHASES)))
-
-    def hold(self, stop: bool, episodes: Episodes, phases: Phases) -> bool:
-        """Whether any rank was asked to stop; the same answer everywhere."""
-        seconds = [phases.totals[name] for name in PHASES]
-        self._table = self._world.table(np.array([stop, len(episodes.step), *seconds]))
-        return bool(self._table[:, 0].any())
-
-    def gather_episodes(self, episodes: Episodes) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and lengths of all ranks' episodes on rank 0, in order of time and id."""
-        if self._world.size == 1:
-            return episodes.returns, episodes.lengths
-        counts = [int(n) for n in self._table[:, 1]]
-        columns = (episodes.step, episodes.env_id, episodes.returns, episodes.lengths)
-        mine = np.stack([np.asarray(c, np.float64) for c in columns], axis=1)
-        rows = self._world.gather_rows(mine, counts) if sum(counts) else None
-        if rows is None:
-            rows = np.empty((0, 4))
-        rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-        return rows[:, 2], rows[:, 3]
-
-    def seconds(self) -> np.ndarray:
-        """`[ranks, PHASES]` since the last reading, as of the last meeting."""
-        now = self._table[:, 2:]
-        spent, self._read = now - self._read, now
-        return spent
 
 
 def settle_process(publishes: bool) -> None:

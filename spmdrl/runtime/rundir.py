@@ -39,7 +39,7 @@ PACKAGES = (
 
 # What a run leaves that was killed while it made its directory.
 UNFINISHED = {lock.LOCK_NAME, "versions.json", ".versions.json.tmp", ".config.json.tmp"}
-CLONE_MARK = "clone.json"  # in a run that spmdrl.clone made: it has no optimiser to go on with
+CLONE_MARK = "clone.json"  # in a run that spmdrl.clone made: no optimiser state to resume with
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _check_content(path: Path, config: Config) -> None:
     elif not config.restart:
         if (path / CLONE_MARK).exists():
             raise ConfigError(
-                f"run_dir {path} was made by spmdrl.clone, which training cannot go on from; "
+                f"run_dir {path} was made by spmdrl.clone, which training cannot resume; "
                 "choose another with --run-dir"
             )
         _check_same_run(path, config)
@@ -132,7 +132,7 @@ def _check_same_run(path: Path, config: Config) -> None:
     if found:
         raise ConfigError(
             f"run_dir {path} holds a run with another config: {'; '.join(found)}. Use another "
-            "--run-dir, or --restart to move the old run aside and begin anew"
+            "--run-dir, or --restart to move the old run aside and start over"
         )
 
 
@@ -203,7 +203,7 @@ def read_run(path: str | Path, own_algo: type[AlgoConfig] | None = None) -> Conf
 
 
 def command_line(path: Path, argv: list[str]) -> str:
-    """The command that goes on with this run."""
+    """The command that resumes this run."""
     words = [a for a in argv if a != "--restart"]
     if "--run-dir" in words:
         position = words.index("--run-dir")

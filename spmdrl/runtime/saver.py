@@ -1,9 +1,8 @@
-"""What a run must remember to go on exactly as if it had never stopped.
+"""What a run must save to resume exactly as if it had never stopped.
 
 The learner's state and the actors' state are arrays. A simulator cannot save its state, so the
 actions since its making are kept instead, and repeated on resume; the observation reached must
 equal the saved one, bit for bit. A disk that fails for a while does not end the training.
-Public names: `Saver`, `SaveError`.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ from spmdrl.runtime.checkpoint import (
 from spmdrl.runtime.logger import EpisodeStats, NullLogger
 from spmdrl.types import TrainState
 
+__all__ = ["SaveError", "Saver"]
+
 Arrays = dict[str, np.ndarray]
 MAX_FAILURES = 3  # in a row, after which training would be for nothing
 
@@ -49,7 +50,7 @@ class SaveError(RuntimeError):
 
 @dataclass
 class Job:
-    """Everything one checkpoint needs, copied: training goes on while it is written."""
+    """Everything one checkpoint needs, copied: training continues while it is written."""
 
     state: TrainState
     actors: Arrays
@@ -58,7 +59,7 @@ class Job:
 
 
 class Saver:
-    """Checkpoints of one run: gathers on rank 0, writes there, and brings everything back.
+    """Checkpoints of one run: gathers on rank 0, writes there, and restores.
 
     The disk works in a thread of its own. The main thread touches `_segments` and `_unwritten`
     only after it has waited for that thread.
@@ -81,7 +82,7 @@ class Saver:
     ) -> None:
         """Every rank calls this; rank 0 writes, in the background unless it `must` be done.
 
-        A failure is a warning and the next call's business, unless it is one too many: SaveError.
+        A failure is a warning, and the next call tries again; one too many raises SaveError.
         """
         actors = self._gather(collector.named_state())
         actions = self._gather({"actions": collector.take_actions()})
@@ -110,12 +111,12 @@ class Saver:
             problem = f"no checkpoint could be written to {self._run_dir}: {error}"
             if self._failures >= MAX_FAILURES:
                 raise SaveError(
-                    f"{problem}; {MAX_FAILURES} failures in a row. The checkpoints from before are "
-                    "intact: make room or repair the disk, then give the same command again"
+                    f"{problem}; {MAX_FAILURES} failures in a row. Earlier checkpoints are intact: "
+                    "make room or repair the disk, then run the same command again to resume"
                 ) from error
             self._logger.warning(
-                f"{problem}. Training goes on; failure {self._failures} of {MAX_FAILURES} that end "
-                "it. The checkpoints from before are intact"
+                f"{problem}. Training continues; this is failure {self._failures} of the "
+                f"{MAX_FAILURES} in a row that end it. Earlier checkpoints are intact"
             )
             return False
         self._failures = 0
@@ -141,7 +142,7 @@ class Saver:
         self._drop_old_segments()
 
     def forget_actions(self) -> None:
-        """New environments were made: what the old ones did is of no more use."""
+        """New environments were made: the old ones' actions are no longer needed."""
         self._wait()
         self._segments, self._unwritten = [], []
 
@@ -171,7 +172,7 @@ class Saver:
     # -- restoring
 
     def restore(self, state: TrainState, collector: Collector, stats: EpisodeStats) -> TrainState:
-        """The state to go on from; the given one where nothing was saved yet."""
+        """The state to resume from; the given one where nothing was saved yet."""
         snapshot = None
         if self._world.is_root:
             snapshot = self._checkpointer.restore(self._logger.warning, self._check_segments)
@@ -230,8 +231,8 @@ class Saver:
         data = file.read_bytes() if file.is_file() else b""
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise CheckpointError(
-                f"{file} is damaged or missing, so the environments cannot be brought back "
-                "(--checkpoint.envs fresh goes on with new episodes)"
+                f"{file} is damaged or missing, so the environments cannot be replayed "
+                "(--checkpoint.envs fresh resumes with new episodes)"
             )
         return load_bytes(data)["actions"]
 

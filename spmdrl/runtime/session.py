@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-import jax
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, ConfigError
 from spmdrl.parallel.guards import GuardError
-from spmdrl.parallel.placement import ids_of_ranks
 from spmdrl.parallel.process import settings
 from spmdrl.parallel.topology import LaunchError, Topology, threads_per_rank
 from spmdrl.parallel.world import World, abort_all
 from spmdrl.runtime.build import Trainer, build_trainer
+from spmdrl.runtime.handshake import handshake, share_run, start_jax_distributed
 from spmdrl.runtime.logger import NullLogger, make_logger
 from spmdrl.runtime.loop import Stopped, TrainingLoop
 from spmdrl.runtime.rundir import (
@@ -24,14 +19,12 @@ from spmdrl.runtime.rundir import (
     State,
     close_run,
     command_line,
-    open_run,
-    versions,
     write_status,
 )
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
-__all__ = ["handshake", "run_session"]
+__all__ = ["run_session"]
 
 
 def run_session(
@@ -120,7 +113,7 @@ class Session:
             # All ranks have found it together; the guilty one reports it and ends the job.
             return abort_all(world, EXIT_FAULT, after_s=5.0)
         report_fault(world.rank, world.size, where, error)
-        if self._run:  # whichever rank it is: the others are about to be ended without a word
+        if self._run:  # whichever rank it is: the others are about to be ended without a report
             reason = f"{type(error).__name__}: {error}"
             write_status(self._run.path, "failed", f"rank {world.rank}, {where}: {reason}")
         self._watchdog.stop()
@@ -143,65 +136,3 @@ def header(trainer: Trainer) -> str:
         f"{trainer.devices} device(s), {config.num_updates:,} updates of {config.batch_size:,} "
         f"steps; rollouts {trainer.collector.description}"
     )
-
-
-def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
-    """Compare what must be the same on all ranks, before the first collective of the training.
-
-    Returns a line about each rank. Raises LaunchError that names the rank and the difference.
-    """
-    devices = [d for d in jax.local_devices() if d.process_index == jax.process_index()]
-    packages = {k: v for k, v in versions().items() if k != "platform"}
-    mine = {
-        "command line": list(argv),
-        "versions": packages,
-        "devices": [devices[0].platform, config.devices or len(devices)],
-        "host": socket.gethostname(),
-        "ready_s": world.ready_s,
-    }
-    ranks = world.assemble(mine, config.sync.start_timeout_s)
-    for rank, other in enumerate(ranks):
-        for what in ("command line", "versions", "devices"):
-            if other[what] != ranks[0][what]:
-                raise LaunchError(
-                    f"rank {rank} on {other['host']} and rank 0 on {ranks[0]['host']} have "
-                    f"different {what} (phase start): "
-                    f"{differences(other[what], ranks[0][what])}. Start all "
-                    "ranks with the same command from the same environment"
-                )
-    envs = [len(ids) for ids in ids_of_ranks(config, world.size)]
-    return [
-        f"rank {i}/{world.size} on {r['host']}: {r['devices'][1]} {r['devices'][0]} device(s), "
-        f"{n} environment(s), MPI ready in {r['ready_s']:.1f} s"
-        for i, (r, n) in enumerate(zip(ranks, envs, strict=True))
-    ]
-
-
-def differences(mine: Any, theirs: Any) -> str:
-    if isinstance(mine, dict):
-        odd = [k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)]
-        return "; ".join(f"{k} {mine.get(k)} against {theirs.get(k)}" for k in sorted(odd))
-    return f"{mine} against {theirs}"
-
-
-def start_jax_distributed(topology: Topology, world: World) -> None:
-    """One jax over all ranks; rank 0 says where it can be reached."""
-    address = None
-    if world.is_root:
-        host = "127.0.0.1" if topology.local_size == topology.size else socket.gethostname()
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            address = f"{socket.gethostbyname(host)}:{probe.getsockname()[1]}"
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(world.broadcast_json(address), world.size, world.rank)
-
-
-def share_run(config: Config, world: World) -> RunDir:
-    """Rank 0 opens the run directory and tells the others; its refusal ends everyone."""
-
-    def opened() -> dict[str, Any]:
-        run = open_run(config)
-        return {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
-
-    found = world.from_root(opened)
-    return RunDir(Path(found["path"]), found["run_id"], found["resumed"])

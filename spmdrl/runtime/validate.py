@@ -66,7 +66,7 @@ def _check_minibatches(config: Config, num_devices: int) -> None:
         if algo.num_steps % algo.minibatches:
             nearest = nearest_multiples(algo.num_steps, algo.minibatches)
             raise ConfigError(
-                f"algo.num_steps {algo.num_steps} does not divide by algo.minibatches "
+                f"algo.num_steps {algo.num_steps} is not divisible by algo.minibatches "
                 f"{algo.minibatches}; nearest: {nearest}"
             )
         return
@@ -74,7 +74,7 @@ def _check_minibatches(config: Config, num_devices: int) -> None:
     blocks = groups * algo.minibatches
     if envs % blocks:
         raise ConfigError(
-            f"env.num_envs {envs} does not divide by algo.minibatches {algo.minibatches} on each "
+            f"env.num_envs {envs} is not divisible by algo.minibatches {algo.minibatches} on each "
             f"of {groups} {'shards' if config.sync.deterministic else 'devices'}, as minibatches "
             f"of whole environments need; nearest: {nearest_multiples(envs, blocks)}"
         )
@@ -85,7 +85,7 @@ def _check_topology(config: Config, size: int, devices: int) -> None:
     uneven_ok = devices == 1 and config.sync.strategy != "jax" and envs >= size
     if envs % num_devices and not uneven_ok:
         raise ConfigError(
-            f"env.num_envs {envs} does not divide by {size} ranks x {devices} devices = "
+            f"env.num_envs {envs} is not divisible by {size} ranks x {devices} devices = "
             f"{num_devices}; nearest: {nearest_multiples(envs, num_devices)}"
         )
     if config.sync.deterministic:
@@ -96,7 +96,7 @@ def _check_shards(config: Config, size: int, devices: int) -> None:
     envs, shards, num_devices = config.env.num_envs, config.sync.shards, size * devices
     if envs % shards:
         raise ConfigError(
-            f"env.num_envs {envs} does not divide by sync.shards {shards}; "
+            f"env.num_envs {envs} is not divisible by sync.shards {shards}; "
             f"nearest: {nearest_multiples(envs, shards)}"
         )
     # With gather rank 0 learns from all shards, so the ranks may have unequal numbers of them.

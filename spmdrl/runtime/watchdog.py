@@ -75,7 +75,7 @@ class Watchdog:
         return f"update {self._update}, phase {self._phase}"
 
     def stop(self) -> None:
-        """Also before a rank leaves early: others must not think that it was killed."""
+        """Also before a rank leaves early: others must not conclude that it was killed."""
         self._stop.set()
         self._forget(self._folder)
 
@@ -135,8 +135,8 @@ class Watchdog:
                 print(
                     f"spmdrl: rank {rank} of {self._size} on {beat['host']} (pid {beat['pid']}) "
                     f"was killed in or just after update {beat['update']}, phase "
-                    f"{beat['phase']}; the job ends. The same command goes on from the last "
-                    "checkpoint",
+                    f"{beat['phase']}; the job ends. Start the same command again to resume from "
+                    "the last checkpoint",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -145,8 +145,8 @@ class Watchdog:
         if not found and self._phase == "start":
             # A rank that dies in its first tenth of a second leaves no heartbeat.
             print(
-                f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} was told to "
-                "end in phase start, by you or because another rank has ended",
+                f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} received "
+                "SIGTERM in phase start, from you or because another rank has ended",
                 file=sys.stderr,
                 flush=True,
             )
@@ -172,7 +172,7 @@ class Watchdog:
         for rank in range(self._size):
             beat = self._read(rank)
             if beat is None:
-                return f"Rank {rank} has left no sign of life."
+                return f"Rank {rank} has no heartbeat."
             silent = time.time() - beat["time"]
             if silent > 3.0:
                 return (

@@ -64,7 +64,7 @@ REPORT = "spmdrl: "
 START = r"^\0?spmdrl: "  # Open MPI leaves the end of its own text's last line to what comes next
 # What may be printed besides the report.
 NOTICES = re.compile(
-    rf"{START}(waiting for |rank \d+ of \d+ on \S+ was told to end in phase start)"
+    rf"{START}(waiting for |rank \d+ of \d+ on \S+ received SIGTERM in phase start)"
 )
 WHERE = r"update (?P<update>\d+), phase (?P<phase>\w+)"
 
@@ -181,5 +181,5 @@ def _others(fault: Fault, found: list[re.Match[str]], output: str) -> str:
 
 def _shown(report: re.Match[str]) -> str:
     """Its first line, and its last where that is another."""
-    lines = report.group().splitlines()
+    lines = report.group().strip("\0").splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"

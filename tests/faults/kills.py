@@ -1,4 +1,4 @@
-"""Kill a run at random moments and let it go on; it must end as if nothing had happened.
+"""Kill a run at random moments and resume it; it must end as if nothing had happened.
 
     python -m tests.faults.kills --trials 30          # writes benchmarks/results/kills.md
 

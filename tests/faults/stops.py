@@ -1,4 +1,4 @@
-"""Ask a run to stop, by each way there is, and let it go on; it must end as if never stopped.
+"""Ask a run to stop, by each way there is, and resume it; it must end as if never stopped.
 
     python -m tests.faults.stops          # about 12 minutes; writes benchmarks/results/stops.*
 

@@ -37,6 +37,17 @@ def test_allmean_by_way_of_the_host_returns_to_the_device(monkeypatch):
     assert found["a"].devices() == {device}
 
 
+def test_an_mpi_without_threads_serves_outside_of_jit(monkeypatch):
+    if api.size() == 1:
+        pytest.skip("alone MPI is not called")
+    monkeypatch.setattr(api._world(), "thread_level", "funneled")
+    monkeypatch.setattr(mpi, "allreduce", None)
+    tree = {"a": jnp.full((2, 3), float(api.rank())), "b": jnp.float32(2.0 ** api.rank())}
+    means(api.allmean(tree))
+    with pytest.raises(RuntimeError, match="outside of it"):
+        jax.jit(lambda tree: api.allmean(tree))(tree)  # traced anew
+
+
 def test_batches_of_different_lengths_are_gathered():
     whole = api.gather_batch(brought_by(api.rank()))
     if not api.is_root():

@@ -1,1 +1,1 @@
-"""Forms of layers that only a CPU likes."""
+"""Layers in the form that is fastest on CPUs."""

@@ -2,8 +2,7 @@
 
 The other gradients are summed over chunks of rows that fit a CPU's cache. For a kernel of a million
 numbers such a chunk is too short: much of its time would go to writing and adding whole kernels. So
-a chunk gives the factors instead: the layer's inputs and the gradients of its outputs. Public
-names: `WideDense`, `Factors`, `probes_of`, `probed`, `inputs_of`, `drop_kernels`, `add_kernels`.
+a chunk gives the factors instead: the layer's inputs and the gradients of its outputs.
 """
 
 from __future__ import annotations
@@ -19,6 +18,11 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 from spmdrl.types import Params
+
+__all__ = [
+    "INPUTS", "WIDE", "Factors", "WideDense", "add_kernels", "drop_kernels", "inputs_of", "probed",
+    "probes_of",
+]  # fmt: skip
 
 WIDE = "wide"  # the name of such a layer
 INPUTS = "wide_inputs"  # a collection that `apply` fills where it is mutable

@@ -4,7 +4,7 @@ XLA's convolution gradients are slow on CPU, and slower still inside a scan. Spa
 a stride-s kernel of size k into a stride-1 kernel of size k/s; its few shifted views side by side
 make the left factor of a product. Images stay bytes as long as possible and are moved four at a
 time. Parameters keep the layout of `nn.Conv`, so that a checkpoint does not depend on how it was
-computed. Public names: `Conv`, `conv_as_matmul`, `conv_of_bytes`.
+computed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 from flax import linen as nn
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Shaped, UInt8, UInt32
+
+__all__ = ["Conv", "conv_as_matmul", "conv_of_bytes", "packs"]
 
 WORD = 4  # bytes
 

@@ -1,0 +1,80 @@
+"""Before the first collective of the training: are all ranks here, and are they the same?"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from spmdrl.config import Config
+from spmdrl.parallel.placement import ids_of_ranks
+from spmdrl.parallel.topology import LaunchError, Topology
+from spmdrl.parallel.world import World
+from spmdrl.runtime.rundir import RunDir, open_run, versions
+
+__all__ = ["handshake", "share_run", "start_jax_distributed"]
+
+
+def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
+    """Compare what must be the same on all ranks, before the first collective of the training.
+
+    Returns a line about each rank. Raises LaunchError that names the rank and the difference.
+    """
+    devices = [d for d in jax.local_devices() if d.process_index == jax.process_index()]
+    packages = {k: v for k, v in versions().items() if k != "platform"}
+    mine = {
+        "command line": list(argv),
+        "versions": packages,
+        "devices": [devices[0].platform, config.devices or len(devices)],
+        "host": socket.gethostname(),
+        "ready_s": world.ready_s,
+    }
+    ranks = world.assemble(mine, config.sync.start_timeout_s)
+    for rank, other in enumerate(ranks):
+        for what in ("command line", "versions", "devices"):
+            if other[what] != ranks[0][what]:
+                raise LaunchError(
+                    f"rank {rank} on {other['host']} and rank 0 on {ranks[0]['host']} have "
+                    f"different {what} (phase start): "
+                    f"{differences(other[what], ranks[0][what])}. Start all "
+                    "ranks with the same command from the same environment"
+                )
+    envs = [len(ids) for ids in ids_of_ranks(config, world.size)]
+    return [
+        f"rank {i}/{world.size} on {r['host']}: {r['devices'][1]} {r['devices'][0]} device(s), "
+        f"{n} environment(s), MPI ready in {r['ready_s']:.1f} s"
+        for i, (r, n) in enumerate(zip(ranks, envs, strict=True))
+    ]
+
+
+def differences(mine: Any, theirs: Any) -> str:
+    if isinstance(mine, dict):
+        odd = [k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k)]
+        return "; ".join(f"{k} {mine.get(k)} against {theirs.get(k)}" for k in sorted(odd))
+    return f"{mine} against {theirs}"
+
+
+def start_jax_distributed(topology: Topology, world: World) -> None:
+    """One jax over all ranks; rank 0 says where it can be reached."""
+    address = None
+    if world.is_root:
+        host = "127.0.0.1" if topology.local_size == topology.size else socket.gethostname()
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            address = f"{socket.gethostbyname(host)}:{probe.getsockname()[1]}"
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(world.broadcast_json(address), world.size, world.rank)
+
+
+def share_run(config: Config, world: World) -> RunDir:
+    """Rank 0 opens the run directory and tells the others; its refusal ends everyone."""
+
+    def opened() -> dict[str, Any]:
+        run = open_run(config)
+        return {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
+
+    found = world.from_root(opened)
+    return RunDir(Path(found["path"]), found["run_id"], found["resumed"])
