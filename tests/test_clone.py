@@ -169,6 +169,7 @@ def test_bad_input(folder, data, cloned, tmp_path, capsys):
 @pytest.mark.timeout(1200)
 def test_from_an_expert_to_its_clone(tmp_path):
     """Train, record with two workers, clone, evaluate: each as a user types it."""
+
     def command(module: str, *words: object) -> None:
         print(succeed("-m", f"spmdrl.{module}", *words))
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,8 @@ from spmdrl.parallel.topology import Topology, detect, expand_tasks_per_node
 from spmdrl.runtime.rundir import check_run_dir, open_run, read_run
 from spmdrl.runtime.validate import nearest_multiples, validate
 from spmdrl.train import checked_config, ranks_to_start
+from tests.children import CARTPOLE, ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-CARTPOLE = str(ROOT / "configs" / "cartpole.py")
 SHIPPED = sorted((ROOT / "configs").glob("*.py"))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,9 +22,9 @@ from spmdrl.nets.policy import variables_of
 from spmdrl.parallel.world import World
 from spmdrl.runtime.build import build_trainer
 from spmdrl.types import EnvSpec, ObsPart
+from tests.children import succeed
 from tests.spmd.runs import rows, run, updates
 
-ROOT = Path(__file__).resolve().parents[1]
 PICTURES = Config(
     env=EnvConfig(
         id="tests.pictures:Pictures-v0", backend="gymnasium", num_envs=8, normalize_obs=True
@@ -126,16 +124,10 @@ def test_resuming_is_exact(trained, tmp_path):
     assert rows(copy) == rows(trained)
 
 
-def succeed(command: str, *words: object) -> None:
-    whole = [sys.executable, "-m", f"spmdrl.{command}", *map(str, words)]
-    done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def test_it_is_evaluated_recorded_and_cloned(trained, tmp_path):
     out = tmp_path / "episodes"
-    succeed("evaluate", trained, "--episodes", 4)
-    succeed("record", trained, "--out", out, "--episodes", 4)
+    succeed("-m", "spmdrl.evaluate", trained, "--episodes", 4)
+    succeed("-m", "spmdrl.record", trained, "--out", out, "--episodes", 4)
     recording = Recording(out)
     assert recording.spec().obs == {"image": IMAGE, "vector": VECTOR}
     arrays = recording.arrays(recording.episodes[0])
@@ -146,7 +138,7 @@ def test_it_is_evaluated_recorded_and_cloned(trained, tmp_path):
         "image": (5, 12, 12, 3), "vector": (5, 3),
     }  # fmt: skip
     learned = tmp_path / "clone"
-    succeed("clone", out, "--run-dir", learned, "--epochs", 1, "--eval-episodes", 2)
+    succeed("-m", "spmdrl.clone", out, "--run-dir", learned, "--epochs", 1, "--eval-episodes", 2)
     assert json.loads((learned / "eval.json").read_text())["episodes"] == 2
 
 

@@ -12,8 +12,8 @@ import pytest
 from spmdrl import slurm
 from spmdrl.cluster import batch_scripts, hostfile
 from spmdrl.config import ConfigError
+from tests.children import ROOT, clean_environment
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/cartpole.py"
 OLD_HEADER = "job,ip,tf_port,cuda_visible_devices,ssh_port,ssh_username,ssh_password\n"
 needs_shellcheck = pytest.mark.skipif(
@@ -227,8 +227,8 @@ def site(tmp_path):
             "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "x", "SLURM_NTASKS": "2",
             "SLURM_JOB_NODELIST": "n[1-2]",
         }  # fmt: skip
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
-        clean |= slurm_env | env | {"PATH": f"{here}:{os.environ['PATH']}"}
+        path = {"PATH": f"{here}:{os.environ['PATH']}"}
+        clean = clean_environment(**slurm_env, **env, **path)
         return subprocess.run(
             ["bash", script, *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True
         )
