@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spmdrl.config import Config, EnvConfig, to_json
+from tests.children import ROOT, clean_environment, python
 
 GOOD = "configs/cartpole.py"
 HEAVY = ("jax", "jaxlib", "flax", "envpool", "mpi4py", "matplotlib")

@@ -19,6 +19,7 @@ from spmdrl.runtime import trial_runs
 from spmdrl.runtime.console import closing_words
 from spmdrl.runtime.hints import BY_UV, suggested
 from spmdrl.tune import Options as TuneOptions
+from tests.children import ROOT, clean_environment, python
 
 HEAVY = {
     "jax", "jaxlib", "flax", "optax", "envpool", "gymnasium", "mpi4py", "mpi4jax", "matplotlib",

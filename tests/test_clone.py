@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from spmdrl.nets import make_policy
 from spmdrl.nets.moments import variance
 from spmdrl.nets.policy import variables_of
 from spmdrl.runtime.models import find_checkpoint, load_model
+from tests.children import succeed
 
 CONFIG = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=4),
@@ -90,7 +92,7 @@ def test_the_clone_does_what_the_rule_does(cloned, data):
     policy, variables = load_model(config, data.spec(), find_checkpoint(cloned))
     arrays = data.arrays(data.episodes[0])
     obs = np.array(arrays["obs"])
-    _, dist_params, _ = policy.apply(variables, (), obs, np.zeros(len(obs), bool))
+    _, dist_params, _ = policy.apply(variables, (), obs, jnp.zeros(len(obs), bool))
     agreed = np.mean(np.asarray(policy.dist.mode(dist_params)) == arrays["action"])
     assert agreed >= 0.9
 
@@ -112,9 +114,9 @@ def test_the_loss_is_the_negative_log_likelihood(data):
     params = policy.init(jax.random.key(0))
     arrays = data.arrays(data.episodes[0])
     obs, action = np.array(arrays["obs"]), np.array(arrays["action"])
-    _, logits, _ = policy.apply(variables_of(params, None), (), obs, np.zeros(len(obs), bool))
-    logits = np.asarray(logits, np.float64)
-    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    _, logits, _ = policy.apply(variables_of(params, None), (), obs, jnp.zeros(len(obs), bool))
+    rows = np.asarray(logits, np.float64)
+    log_p = rows - np.log(np.exp(rows).sum(-1, keepdims=True))
     expected = -log_p[np.arange(len(action)), action].mean()
     found = clone.negative_log_likelihood(policy, params, None, obs, action)
     assert float(found) == pytest.approx(expected, rel=1e-5)
@@ -122,7 +124,7 @@ def test_the_loss_is_the_negative_log_likelihood(data):
 
 def test_observations_are_normalised_by_the_data(cloned, data):
     obs = np.concatenate([data.arrays(episode)["obs"] for episode in data.episodes])
-    found = clone.observation_moments(data, (4,))
+    found = clone.observation_moments(data, data.spec())
     assert float(found.count) == len(obs)
     np.testing.assert_allclose(found.mean, obs.mean(0, dtype=np.float64), rtol=1e-5)
     np.testing.assert_allclose(variance(found), obs.var(0, dtype=np.float64), rtol=1e-5)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from spmdrl.parallel.compile_cache import VARIABLE, open_cache, publish
+from tests.children import CARTPOLE, succeed
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import ROOT, succeed
+
 PACKAGE = ROOT / "spmdrl"
 
 # From the ground up. Packages of one row do not know each other: `acting` and `learning` meet in

@@ -17,6 +17,7 @@ import pytest
 from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.runtime import lock
 from spmdrl.runtime.rundir import check_run_dir, close_run, open_run
+from tests.children import ROOT, train_command
 
 OWNER = """
 import os, sys, time
@@ -206,7 +207,7 @@ def test_of_two_starts_one_trains(tmp_path, offset):
         (loser,) = [process for process in both if process.poll() is not None]
         (winner,) = [process for process in both if process is not loser]
         assert loser.returncode == 2
-        said = loser.stderr.read()
+        said = loser.communicate()[1]
         assert re.fullmatch(rf"spmdrl: run_dir \S+ is in use by pid {winner.pid} on .*\n", said)
         reached = updates(folder)
         assert reached == list(range(1, len(reached) + 1))

@@ -45,7 +45,10 @@ def random_input(layer, seed=0):
 def random_params(layer):
     _, channels, features, size, _, _, _ = layer
     rng = np.random.default_rng(1)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
     return {"kernel": 0.05 * draw(size, size, channels, features), "bias": draw(features)}
 
 
@@ -291,9 +294,9 @@ def test_normalisation_uses_the_moments_in_the_variables():
     policy = policy_of(spec_of(DISCRETE), env={"normalize_obs": True, "obs_clip": 2.0})
     plain = policy_of(spec_of(DISCRETE))
     params = params_of(policy)
-    obs = np.float32(np.random.default_rng(0).normal(3, 5, (20, 5)))
-    std = np.float32([1, 2, 3, 4, 0.5])  # m2 / count is 1, 4, 9, 16, 0.25
-    scaled = np.clip((obs - np.float32([1, 2, 3, 4, 5])) / std, -2, 2)
+    obs = np.asarray(np.random.default_rng(0).normal(3, 5, (20, 5)), np.float32)
+    std = np.asarray([1, 2, 3, 4, 0.5], np.float32)  # m2 / count is 1, 4, 9, 16, 0.25
+    scaled = np.clip((obs - np.asarray([1, 2, 3, 4, 5], np.float32)) / std, -2, 2)
     assert (np.abs(scaled) == 2).any()
     for ours, reference in zip(
         run(policy, params, obs, KNOWN), run(plain, params, scaled), strict=True
@@ -338,9 +341,10 @@ def test_nature_cnn_equals_plain_flax(method):
     torso = params["torso"]
     for i, (features, size, stride) in enumerate([(32, 8, 4), (64, 4, 2), (64, 3, 1)]):
         conv = nn.Conv(features, (size, size), (stride, stride), padding="VALID")
-        x = nn.relu(conv.apply({"params": torso[f"Conv_{i}"]}, x))
+        x = nn.relu(jnp.asarray(conv.apply({"params": torso[f"Conv_{i}"]}, x)))
     x = nn.relu(x.reshape(2, -1) @ torso["wide"]["kernel"] + torso["wide"]["bias"])
-    assert_heads(params, x, *run(policy, params, images()), 1e-4)
+    dist_params, value = run(policy, params, images())
+    assert_heads(params, x, dist_params, value, 1e-4)
 
 
 def test_nature_cnn_needs_images():

@@ -22,6 +22,7 @@ from spmdrl.nets import make_policy, moments
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
 from spmdrl.runtime.models import find_checkpoint
 from spmdrl.runtime.rundir import open_run
+from tests.children import succeed
 
 EPISODES = 11
 
@@ -35,7 +36,7 @@ def make_run(path: Path, env: EnvConfig, returns: tuple[float | None, ...] = (1.
         eval=EvalConfig(num_envs=4, max_steps=2_000),
     )
     one = make_env(config, range(1), threads=1)
-    policy, shape = make_policy(config, one.spec), one.spec.obs.shape
+    policy, shape = make_policy(config, one.spec), one.spec.parts[""].shape
     one.close()
     open_run(config)
     for update, value in enumerate(returns, start=1):

@@ -16,6 +16,7 @@ import pytest
 from spmdrl.config import Config, to_json
 from spmdrl.runs import describe, find_runs, main, short_age
 from spmdrl.runtime.rundir import CLONE_MARK, write_status
+from tests.children import python
 
 CONFIG = Config(total_steps=4096, seed=7)
 

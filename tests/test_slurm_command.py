@@ -207,14 +207,21 @@ def test_submit_without_slurm(run, tmp_path, monkeypatch):
 # The scripts' own logic, with stand-ins for srun, mpiexec, scontrol and qsub
 
 
-@pytest.fixture
-def site(tmp_path):
-    """Run a script where the ranks are stand-ins that leave with the given codes."""
+class Site:
+    """Runs a script where the ranks are stand-ins that leave with the given codes."""
 
-    def start(script: Path, codes: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
-        here = tmp_path / "bin"
+    def __init__(self, folder: Path):
+        self._folder, self._calls = folder, folder / "calls"
+
+    def calls(self) -> list[str]:
+        return self._calls.read_text().splitlines()
+
+    def __call__(
+        self, script: Path, codes: str, *arguments: str, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        here = self._folder / "bin"
         here.mkdir(exist_ok=True)
-        fake_command(here, "python", f'echo "python $*" >>{tmp_path}/calls\nexit "$CODE"')
+        fake_command(here, "python", f'echo "python $*" >>{self._calls}\nexit "$CODE"')
         starter = (
             'while [ "$1" != bash ]; do shift; done\nworst=0\n'
             f'for CODE in {codes}; do export CODE; "$@" || worst=$?; done\nexit $worst'
@@ -222,19 +229,21 @@ def site(tmp_path):
         for name in ("srun", "mpiexec"):
             fake_command(here, name, starter)
         for name in ("scontrol", "qsub"):
-            fake_command(here, name, f'echo "{name} $*" >>{tmp_path}/calls')
+            fake_command(here, name, f'echo "{name} $*" >>{self._calls}')
         slurm_env = {
             "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "x", "SLURM_NTASKS": "2",
             "SLURM_JOB_NODELIST": "n[1-2]",
         }  # fmt: skip
-        path = {"PATH": f"{here}:{os.environ['PATH']}"}
-        clean = clean_environment(**slurm_env, **env, **path)
+        slurm_env |= env | {"PATH": f"{here}:{os.environ['PATH']}"}
         return subprocess.run(
-            ["bash", script, *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True
-        )
+            ["bash", script, *arguments],
+            cwd=self._folder, env=clean_environment(**slurm_env), capture_output=True, text=True,
+        )  # fmt: skip
 
-    start.calls = lambda: (tmp_path / "calls").read_text().splitlines()
-    return start
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
 
 
 TRAIN = ROOT / "slurm/train.sbatch"

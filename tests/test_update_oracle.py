@@ -43,6 +43,7 @@ PONG = dataclasses.replace(
 
 def advantages(config: Config, rows: Rollout, last_value: np.ndarray) -> np.ndarray:
     """From behind: a time limit cuts the trace, an end also what comes after."""
+    assert isinstance(config.algo, Ppo)
     gamma, lam = config.algo.gamma, config.algo.gae_lambda
     after, values = np.zeros_like(last_value), [*rows.value, last_value]
     found = np.zeros_like(rows.value)
@@ -55,6 +56,7 @@ def advantages(config: Config, rows: Rollout, last_value: np.ndarray) -> np.ndar
 
 def plain_loss(config: Config, policy: Any, params: Any, rows: dict[str, Any]) -> jax.Array:
     algo = config.algo
+    assert isinstance(algo, Ppo)
     first = jnp.zeros(len(rows["obs"]), bool)
     _, dist_params, value = policy.apply(variables_of(params, ()), (), rows["obs"], first)
     advantage = rows["advantage"]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.children import ROOT
 from tests.cluster.processes import wait_for
+from tests.cluster.slurm import SlurmCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -39,7 +40,7 @@ def slow_after(*updates: int) -> dict[str, str]:
 class Submitted:
     """A job and where it writes."""
 
-    cluster: object
+    cluster: SlurmCluster
     job: str
     path: Path
 

@@ -89,4 +89,4 @@ class Broken(CartPoleEnv):
             ENDS[self._fault]()
 
 
-gym.register("Broken-v0", entry_point=Broken, max_episode_steps=500)
+gym.register("Broken-v0", entry_point=lambda **given: Broken(**given), max_episode_steps=500)

@@ -94,7 +94,7 @@ def stop_once(run_dir: Path, target: str, number: int, rng: random.Random) -> Tr
 
 def run_chain(folder: Path, target: str, number: int, reference: Any, seed: int) -> list[Trial]:
     """One run that is stopped several times; if its end is exact, every stop was."""
-    rng, trials = random.Random(f"{target} {number} {seed}"), []
+    rng, trials = random.Random(f"{target} {number} {seed}"), list[Trial]()
     run_dir = folder / f"{target}-{number}-{seed}".replace(" ", "-")
     while len(trials) < STOPS and updates_done(run_dir) < UPDATES - 12:
         trials.append(stop_once(run_dir, target, number, rng))

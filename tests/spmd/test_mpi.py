@@ -65,7 +65,7 @@ def brought_by(rank: int, shards: int) -> np.ndarray:
     return np.arange(shards * 3, dtype=np.float32).reshape(shards, 3) + 100.0 * rank
 
 
-def total(sync: GradSync, devices: int) -> jax.Array:
+def total(sync: GradSync, devices: int) -> np.ndarray:
     """As the update takes it, of two shards a device."""
     mesh = make_mesh(local_devices(devices))
     tree = {"g": brought_by(sync.world.rank, 2 * devices)}
