@@ -1,8 +1,10 @@
-"""Shapes in annotations are checked where tests call functions of the packages in pyproject.toml."""
+"""Tests check the shapes in annotations, of the packages that pyproject.toml names."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -18,7 +20,7 @@ ROWS = jnp.zeros((4, 3))
 ENDS = jnp.zeros((4, 3), bool)
 # A function of every package, and arguments of which only the last is wrong: it would be repeated
 # without a word, or is of another type.
-WRONG = {
+WRONG: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "spmdrl.acting": (accumulate, (jnp.zeros(3), ROWS, 0.9, ENDS[:, :1])),
     "spmdrl.algos": (gae, (ROWS, ROWS, ROWS, ROWS, jnp.zeros(1))),
     "spmdrl.learning": (permutations, (jnp.zeros((2, 5), jnp.int32),)),
