@@ -107,7 +107,7 @@ def test_an_update_equals_the_same_written_plainly(config):
     policy, key = trainer.learner.policy, trainer.update_key
     before = jax.tree.map(np.array, trainer.state.params)
     rollout, _ = trainer.collect()
-    expected = learn_plainly(config, policy, before, rollout, key)
+    expected = learn_plainly(config, policy, jax.tree.map(jnp.asarray, before), rollout, key)
     trainer.learn(rollout)
     learned = trainer.state
     moved = max(
