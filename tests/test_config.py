@@ -258,7 +258,7 @@ def test_a_run_directory_is_opened_again(tmp_path):
     assert (first.resumed, again.resumed) == (False, True)
     assert first.run_id == again.run_id
     assert read_run(again.path).total_steps == 10**6
-    assert sorted(p.name for p in again.path.iterdir()) == ["config.json", "versions.json"]
+    assert sorted(p.name for p in again.path.iterdir()) == [".lock", "config.json", "versions.json"]
     with pytest.raises(ConfigError, match="seed: 1 -> 2"):
         check_run_dir(replace(config, seed=2))
 
@@ -362,14 +362,14 @@ def test_the_list_of_ids_is_that_of_the_installed_envpool():
 )
 def test_auto_ranks_share_the_environments_out_evenly(monkeypatch, envs, cores, ranks):
     monkeypatch.setattr(topology, "cores", lambda: cores)
-    monkeypatch.setattr(topology, "_all_gpus", list)
+    monkeypatch.setattr(topology, "all_gpus", list)
     config = load([CARTPOLE, "--env.num-envs", str(envs), "--nprocs", "auto"])
     assert ranks_to_start(config, Topology()) == ranks
     assert ranks_to_start(config, Topology(rank=0, size=2, launcher="mpirun")) == 0
 
 
 def test_auto_is_one_rank_where_there_are_gpus(monkeypatch):
-    monkeypatch.setattr(topology, "_all_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(topology, "all_gpus", lambda: ["0", "1"])
     assert topology.auto_ranks(load([CARTPOLE, "--env.num-envs", "64"])) == 1
 
 

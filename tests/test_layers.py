@@ -104,7 +104,8 @@ def test_only_one_module_imports_mpi4jax():
 
 
 LIGHT = [
-    "config", "parallel.topology", "runtime.rundir", "runtime.checkpoint", "envs.ids", "train",
+    "config", "parallel.topology", "parallel.spawn", "parallel.process", "runtime.rundir",
+    "runtime.watchdog", "runtime.signals", "runtime.checkpoint", "envs.ids", "train",
     "evaluate", "plot", "runs", "record", "episodes", "clone",
 ]  # fmt: skip
 
