@@ -126,7 +126,7 @@ def test_the_loss_is_the_negative_log_likelihood(data):
 
 def test_observations_are_normalised_by_the_data(cloned, data):
     obs = np.concatenate([data.arrays(episode)["obs"] for episode in data.episodes])
-    found = clone.observation_moments(data, (4,))
+    found = clone.observation_moments(data, data.spec())
     assert float(found.count) == len(obs)
     np.testing.assert_allclose(found.mean, obs.mean(0, dtype=np.float64), rtol=1e-5)
     np.testing.assert_allclose(variance(found), obs.var(0, dtype=np.float64), rtol=1e-5)
