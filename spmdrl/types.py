@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 from flax import struct
 from jaxtyping import Bool, Float, Int, Shaped
@@ -17,11 +18,11 @@ from jaxtyping import Bool, Float, Int, Shaped
 if TYPE_CHECKING:
     Array = Any  # the same trees hold jax arrays, numpy arrays and partition specs
 else:
-    from jaxtyping import Array
+    Array = jax.Array | np.ndarray
 
 __all__ = [
     "ActionSpace", "Array", "Carry", "EnvSpec", "Moments", "Obs", "ObsPart", "Params", "Report",
-    "Rollout", "TimeStep", "TrainState",
+    "Rollout", "TimeStep", "TrainState", "Tree",
 ]  # fmt: skip
 
 Obs = Any  # an array, or a flat dict of arrays, with the environments along the same axis
@@ -81,7 +82,16 @@ class EnvSpec:
         return {name: blank(part) for name, part in self.obs.items()}
 
 
-class TimeStep(struct.PyTreeNode):
+class Tree(struct.PyTreeNode):
+    """The fields' shapes are not checked when one is made, as those of arguments are in tests.
+
+    jax also makes trees of partition specs, of None, and of rows that it has stacked.
+    """
+
+    __no_type_check__ = True
+
+
+class TimeStep(Tree):
     """What B environments answer to one action each.
 
     `reward` is raw and `episode_over` is the end of a game, which with `episodic_life` is later
@@ -95,7 +105,7 @@ class TimeStep(struct.PyTreeNode):
     episode_over: Bool[Array, "B"]
 
 
-class Rollout(struct.PyTreeNode):
+class Rollout(Tree):
     """T steps of B environments, with the policy's log-probabilities and values.
 
     The row after `terminated | truncated` is the environment's automatic reset: it holds the true
@@ -119,7 +129,7 @@ class Rollout(struct.PyTreeNode):
     env_ids: Int[Array, "B"]
 
 
-class Moments(struct.PyTreeNode):
+class Moments(Tree):
     """Count, mean and sum of squared deviations of everything seen so far."""
 
     count: Float[Array, ""]
@@ -127,7 +137,7 @@ class Moments(struct.PyTreeNode):
     m2: Float[Array, ...]
 
 
-class TrainState(struct.PyTreeNode):
+class TrainState(Tree):
     """Everything the learner carries from one update to the next."""
 
     step: Int[Array, ""]  # updates done

@@ -14,7 +14,7 @@ import numpy as np
 LENGTH = 8
 
 
-class Pictures(gym.Env[dict[str, np.ndarray], Any]):
+class Pictures(gym.Env[Any, Any]):
     action_space = gym.spaces.Discrete(2)
 
     def __init__(self, side: int = 12):

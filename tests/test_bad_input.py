@@ -5,7 +5,6 @@ what it said and whether jax or a simulator was imported by then. A few run as r
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from spmdrl.config import Config, EnvConfig, to_json
+from tests.children import ROOT, clean_environment, python
 
-ROOT = Path(__file__).resolve().parents[1]
 GOOD = "configs/cartpole.py"
 HEAVY = ("jax", "jaxlib", "flax", "envpool", "mpi4py", "matplotlib")
 
@@ -193,12 +192,6 @@ def plain(text: str) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
 
 
-def environment() -> dict[str, str]:
-    """Ours, without what a launcher of this very test may have set."""
-    launchers = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "SPMDRL_")
-    return {k: v for k, v in os.environ.items() if not k.startswith(launchers)} | {"COLUMNS": "100"}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Bad config files and run directories."""
@@ -226,7 +219,7 @@ def answers(folder) -> dict[str, tuple[object, str, list[str]]]:
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, json.dumps(HEAVY)],
         input=json.dumps(questions),
-        capture_output=True, text=True, cwd=ROOT, env=environment(), check=False,
+        capture_output=True, text=True, cwd=ROOT, env=clean_environment(), check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -252,10 +245,7 @@ def test_bad_input(case, answers, folder):
 @pytest.mark.parametrize("name", ["file_missing", "nested_flag_typo", "env_typo", "foreign"])
 def test_bad_input_as_a_command(name, folder):
     case = next(case for case in CASES if case.name == name)
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "spmdrl.train", *filled(case.argv, folder)],
-        capture_output=True, text=True, cwd=ROOT, env=environment(), check=False,
-    )  # fmt: skip
+    done = python("-X", "importtime", "-m", "spmdrl.train", *filled(case.argv, folder))
     lines = done.stderr.splitlines()
     imported = {
         line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")
@@ -278,10 +268,7 @@ def test_nothing_was_moved_or_written(answers, folder):
 
 
 def test_help_is_answered_without_jax():
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "spmdrl.train", GOOD, "--help"],
-        capture_output=True, text=True, cwd=ROOT, env=environment(), check=False,
-    )  # fmt: skip
+    done = python("-X", "importtime", "-m", "spmdrl.train", GOOD, "--help")
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert done.returncode == 0
     assert "--algo.clip-eps" in done.stdout

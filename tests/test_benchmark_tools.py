@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -119,7 +120,7 @@ def test_settings_cover_every_side():
 
 
 def test_slow_settings_are_left_out_after_the_first_round():
-    rates = {OURS: [], RAW: [], SLOW: []}
+    rates: dict[Any, list[float]] = {OURS: [], RAW: [], SLOW: []}
     assert throughput.promising(rates) == [OURS, RAW, SLOW]
     rates = {OURS: [10.0], RAW: [100.0], SLOW: [79.0]}
     assert throughput.promising(rates) == [OURS, RAW]
@@ -209,10 +210,10 @@ def test_noise_band_is_read_from_the_last_control(tmp_path):
 
 
 def run_old_new(monkeypatch, tmp_path, *argv):
+    saved: list[tuple[Any, ...]] = []
     monkeypatch.setattr(old_new, "save", lambda name, data, text: saved.append((name, data, text)))
     monkeypatch.setattr(old_new, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["old_new", *map(str, argv)])
-    saved = []
     return old_new.main(), saved
 
 
@@ -304,8 +305,7 @@ def test_own_peak_is_found():
 
 
 def test_line_through_the_memory():
-    base, each = memory.line([0, 1024, 2048], [100, 101, 102])
-    assert (base, each) == (pytest.approx(100), pytest.approx(1.0))
+    assert memory.line([0, 1024, 2048], [100, 101, 102]) == pytest.approx((100, 1.0))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,7 +198,8 @@ def test_a_feature_is_compared_with_its_neighbour_in_time():
             return common_timing(next(rates))
 
     task = trainer.Task("a", "cartpole", 8, 16, 1, 1)
-    runs = ab.measure(Toy(("--flag",), [task], ""), 2, None, "toy")
+    nobody: Any = None  # Toy asks no trainer
+    runs = ab.measure(Toy(("--flag",), [task], ""), 2, nobody, "toy")
     assert seen == [(), ("--flag",), (), ("--flag",)]
     found = ab.summarize(runs["a"])
     assert found["ratio"] == common.Spread(0.5, 0.5, 0.5)

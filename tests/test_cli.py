@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import importlib.util
-import os
 import re
 import shutil
 import signal
@@ -20,31 +19,17 @@ from spmdrl.runtime import trial_runs
 from spmdrl.runtime.console import closing_words
 from spmdrl.runtime.hints import BY_UV, suggested
 from spmdrl.tune import Options as TuneOptions
+from tests.children import ROOT, clean_environment, python
 
-ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
     "jax", "jaxlib", "flax", "optax", "envpool", "gymnasium", "mpi4py", "mpi4jax", "matplotlib",
     "tensorboardX", "wandb", "PIL",
 }  # fmt: skip
 
 
-def clean_environment(**more: str) -> dict[str, str]:
-    ours = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "SPMDRL_", "XLA_", "JAX_", "UV_RUN")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    return kept | {"COLUMNS": "100"} | more
-
-
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    """A Python process with these words."""
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        capture_output=True, text=True, cwd=ROOT, env=clean_environment(), check=False,
-    )  # fmt: skip
-
-
 def refusal(*words: object, code: int = 2) -> str:
     """The one line with which `python -m spmdrl WORDS` refuses."""
-    done = run("-m", "spmdrl", *words)
+    done = python("-m", "spmdrl", *words)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("spmdrl: ")
@@ -57,20 +42,20 @@ def refusal(*words: object, code: int = 2) -> str:
 
 
 def test_help_lists_every_command_with_a_line():
-    done = run("-m", "spmdrl", "--help")
+    done = python("-m", "spmdrl", "--help")
     assert done.returncode == 0
     for name, what in cli.COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(what)}$", done.stdout, re.MULTILINE)
 
 
 def test_no_command_shows_the_same_and_is_an_error():
-    done = run("-m", "spmdrl")
+    done = python("-m", "spmdrl")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == run("-m", "spmdrl", "--help").stdout
+    assert done.stderr == python("-m", "spmdrl", "--help").stdout
 
 
 def test_the_version():
-    done = run("-m", "spmdrl", "--version")
+    done = python("-m", "spmdrl", "--version")
     assert done.returncode == 0
     assert re.fullmatch(r"spmdrl \d+\.\d+\.\d+\S*\n", done.stdout)
 
@@ -97,7 +82,7 @@ def test_the_console_script_is_the_front_door():
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_a_command_is_the_same_through_both_doors(name):
     """Apart from the name in `usage`, which is as it was typed."""
-    one, two = run("-m", f"spmdrl.{name}", "--help"), run("-m", "spmdrl", name, "--help")
+    one, two = python("-m", f"spmdrl.{name}", "--help"), python("-m", "spmdrl", name, "--help")
     assert (one.returncode, two.returncode) == (0, 0)
     assert "usage: " in one.stdout
     said = two.stdout.replace(f"spmdrl {name}", f"python -m spmdrl.{name}")
@@ -111,7 +96,7 @@ def test_a_command_is_the_same_through_both_doors(name):
 @pytest.mark.parametrize("name", ["", *cli.COMMANDS])
 def test_help_loads_nothing_heavy(name):
     module = f"spmdrl.{name}" if name else "spmdrl"
-    done = run("-X", "importtime", "-m", module, "--help")
+    done = python("-X", "importtime", "-m", module, "--help")
     assert done.returncode == 0
     imported = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.MULTILINE))
     assert {"spmdrl.cli", "spmdrl.config"} <= imported, "else nothing was seen"
@@ -126,7 +111,7 @@ FIRST_ARGUMENT = {
 
 @pytest.mark.parametrize("name", FIRST_ARGUMENT)
 def test_help_explains_every_option(name):
-    boxes = run("-m", f"spmdrl.{name}", "--help").stdout.partition("╭")[2]
+    boxes = python("-m", f"spmdrl.{name}", "--help").stdout.partition("╭")[2]
     shown = " ".join(boxes.replace("│", " ").split())
     fields = dataclasses.fields(importlib.import_module(f"spmdrl.{name}").Options)
     for field in fields:
@@ -141,7 +126,7 @@ def test_help_explains_every_option(name):
 
 @pytest.mark.parametrize("name", ["verify", "tune"])
 def test_help_of_what_takes_a_config_says_what_the_other_flags_are(name):
-    shown = " ".join(run("-m", f"spmdrl.{name}", "--help").stdout.split())
+    shown = " ".join(python("-m", f"spmdrl.{name}", "--help").stdout.split())
     assert "CONFIG.py" in shown
     assert "--updates" in shown
     assert "All other flags after CONFIG.py are fields of the config" in shown
@@ -190,7 +175,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words, said, tmp_path):
     ],
 )
 def test_a_wrong_option_ends_with_exit_code_2(words):
-    done = run("-m", "spmdrl", *words)
+    done = python("-m", "spmdrl", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert "--help" in done.stderr
     assert "Traceback" not in done.stderr
@@ -206,7 +191,7 @@ def test_an_old_spelling_of_evaluate_is_answered_with_the_new_one(old, new):
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
 def test_a_child_that_refuses_makes_verify_refuse():
     """Only the trainer itself asks for what a field needs."""
-    done = run("-m", "spmdrl", "verify", "configs/cartpole.py", "--log.wandb", "mine",
+    done = python("-m", "spmdrl", "verify", "configs/cartpole.py", "--log.wandb", "mine",
                "--env.num-envs", "64")  # fmt: skip
     assert done.returncode == 2
     assert "wandb" in done.stderr

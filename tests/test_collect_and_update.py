@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from beartype.door import is_bearable
+from jaxtyping import jaxtyped
 
 from spmdrl.acting import collector as collector_module
 from spmdrl.acting import steps
@@ -19,11 +22,12 @@ from spmdrl.nets.policy import variables_of
 from spmdrl.parallel.guards import KINDS, NotFinite, NotFiniteError
 from spmdrl.parallel.mesh import replicate
 from spmdrl.runtime.build import build_trainer
-from spmdrl.types import Report, Rollout, TrainState
+from spmdrl.types import Report, Rollout, TrainState, Tree
 
+PPO = Ppo(num_steps=32, epochs=2, minibatches=2)
 SMALL = Config(
     env=EnvConfig(id="CartPole-v1", num_envs=8),
-    algo=Ppo(num_steps=32, epochs=2, minibatches=2),
+    algo=PPO,
 )
 SWING = dataclasses.replace(SMALL, env=EnvConfig(id="HalfCheetah-v4", num_envs=8))
 
@@ -98,7 +102,7 @@ def test_scores_equal_the_policy_asked_step_by_step(shards, shared, monkeypatch)
         ordered = SyncConfig(deterministic=True, shards=shards)
         config = dataclasses.replace(config, sync=ordered)
     setup = Setup(config)
-    rollout, policy = as_numpy(setup.collect()), setup.policy
+    rollout, policy = setup.collect(), setup.policy
     assert policy.separate_critic is not shared
     variables = variables_of(setup.state().params, ())
     for t in range(config.algo.num_steps):
@@ -117,6 +121,21 @@ def test_nothing_moves_between_host_and_device_unasked(monkeypatch):
                 rollout, _ = setup.collector.collect(state, setup.key)
                 state, report = setup.trainer.update(state, rollout, setup.key)
                 jax.device_get(report)
+
+
+def misfits(tree: Tree) -> list[str]:
+    """The fields that are not of the shape and type that is written beside their names."""
+    hints = inspect.get_annotations(type(tree), eval_str=True)
+    with jaxtyped("context"):  # T and B are the same in all of them
+        return [n for n, hint in hints.items() if not is_bearable(getattr(tree, n), hint)]
+
+
+def test_trees_have_the_shapes_that_their_types_say(cartpole):
+    setup, rollout = cartpole
+    for tree in (rollout, setup.state(), setup.collector.actors[0].state):
+        assert misfits(tree) == []
+    assert misfits(rollout.replace(reward=rollout.reward.T)) == ["reward"]
+    assert misfits(rollout.replace(valid=rollout.reward)) == ["valid"]
 
 
 def test_rows_after_an_end_are_invalid_and_start_nothing(cartpole):
@@ -164,7 +183,7 @@ def test_first_ratios_are_one_so_the_first_policy_loss_is_minus_the_mean_advanta
     values = np.concatenate([np.asarray(value).reshape(rollout.value.shape), last[None]])
     expected = -advantage_by_hand(as_numpy(rollout), values)[np.asarray(rollout.valid)].mean()
     assert abs(expected) > 0.1  # either sign would do for 0
-    algo = dataclasses.replace(SMALL.algo, epochs=1, minibatches=1, normalize_advantage="none")
+    algo = dataclasses.replace(PPO, epochs=1, minibatches=1, normalize_advantage="none")
     metrics = Setup(dataclasses.replace(SMALL, algo=algo)).update(rollout)[1].metrics
     assert float(metrics["loss/policy"]) == pytest.approx(expected, rel=1e-4)
     assert float(metrics["ppo/approx_kl"]) == pytest.approx(0.0, abs=1e-6)
@@ -172,7 +191,7 @@ def test_first_ratios_are_one_so_the_first_policy_loss_is_minus_the_mean_advanta
 
 def advantage_by_hand(rollout: Rollout, values: np.ndarray) -> np.ndarray:
     """GAE of an environment without time limits, one step at a time."""
-    gamma, lambda_ = SMALL.algo.gamma, SMALL.algo.gae_lambda
+    gamma, lambda_ = PPO.gamma, PPO.gae_lambda
     found, later = np.zeros_like(rollout.reward), 0.0
     for t in reversed(range(len(found))):
         goes_on = 1.0 - rollout.terminated[t]
@@ -185,7 +204,7 @@ def test_target_kl_stops_the_epochs(cartpole):
     _, rollout = cartpole
 
     def params_after(epochs: int, target_kl: float | None) -> Any:
-        algo = dataclasses.replace(SMALL.algo, epochs=epochs, target_kl=target_kl)
+        algo = dataclasses.replace(PPO, epochs=epochs, target_kl=target_kl)
         return Setup(dataclasses.replace(SMALL, algo=algo)).update(rollout)[0].params
 
     one, stopped, free = params_after(1, None), params_after(3, 1e-12), params_after(3, None)
@@ -211,7 +230,7 @@ def test_numbers_that_are_not_finite_change_nothing_and_are_reported(cartpole, k
     state, report = setup.update(jax.device_put(rollout.replace(**{name: broken})))
     assert same(state.params, setup.state().params)
     nonfinite = np.asarray(report.nonfinite)
-    assert nonfinite.any(axis=1).tolist().index(True) == KINDS.index(kind)
+    assert np.argmax(nonfinite.any(axis=1)) == KINDS.index(kind)  # the first kind
     with pytest.raises(NotFiniteError, match=f"non-finite {kind} on rank 0 in update 7"):
         NotFinite(SyncConfig(), devices=1).check(nonfinite, step=7)
     patient = NotFinite(SyncConfig(on_nonfinite="skip", max_skips=2), devices=1)

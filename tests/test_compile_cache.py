@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from spmdrl.parallel.compile_cache import VARIABLE, open_cache, publish
+from tests.children import CARTPOLE, succeed
 
 
 @pytest.fixture
@@ -129,14 +128,7 @@ def test_jax_finds_its_programs_again(environ):
     """In another folder than the one they were written to."""
 
     def run() -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT],
-            env={**os.environ, **environ},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.split()[-1]
+        return succeed("-c", SCRIPT, **environ).split()[-1]
 
     assert [run(), run()] == ["MISS", "HIT"]
     assert not list(Path(environ["XDG_CACHE_HOME"]).glob("spmdrl/*/.work-*"))  # tidied up
@@ -145,16 +137,12 @@ def test_jax_finds_its_programs_again(environ):
 # ---------------------------------------------------------------------------------------------
 # What a real training leaves
 
-CONFIG = str(Path(__file__).resolve().parents[1] / "configs" / "cartpole.py")
 TINY = ["--nprocs", "1", "--env.num-envs", "8", "--algo.num-steps", "16", "--total-steps", "256"]
 
 
 def train(run_dir: Path, **environment: str) -> None:
-    everything = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    subprocess.run(
-        [sys.executable, "-m", "spmdrl.train", CONFIG, *TINY, "--run-dir", str(run_dir)],
-        env=os.environ | everything | environment, capture_output=True, check=True,
-    )  # fmt: skip
+    everything = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | environment
+    succeed("-m", "spmdrl.train", CARTPOLE, *TINY, "--run-dir", run_dir, **everything)
 
 
 def with_simulator(folder: Path) -> dict[str, bool]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-CONFIG = str(Path(__file__).resolve().parents[1] / "configs" / "cartpole.py")
+from tests.children import CARTPOLE, python
+
 SIZES = ["--env.num-envs", "8", "--algo.num-steps", "16", "--net.hidden", "16", "--log.every", "1"]
 
 LARGE = {"update", "private_update", "private_collect"}
@@ -19,14 +17,9 @@ LARGE = {"update", "private_update", "private_collect"}
 
 def programs(run_dir: Path, steps: int, flags: list[str]) -> Counter[str]:
     """How often each of the two large programs was compiled."""
-    command = [sys.executable, "-m", "spmdrl.train", CONFIG, *SIZES, *flags]
-    done = subprocess.run(
-        [*command, "--total-steps", str(steps), "--run-dir", str(run_dir)],
-        env=os.environ | {"JAX_LOG_COMPILES": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = [*SIZES, *flags, "--total-steps", steps, "--run-dir", run_dir]
+    done = python("-m", "spmdrl.train", CARTPOLE, *words, JAX_LOG_COMPILES="1")
+    assert done.returncode == 0, done.stderr[-3000:]
     names = re.findall(r"Finished XLA compilation of jit\((\w+)\)", done.stdout + done.stderr)
     return Counter(name for name in names if name in LARGE)
 

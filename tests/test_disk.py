@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,11 +13,8 @@ import pytest
 
 from spmdrl.runtime.checkpoint import Checkpointer
 from spmdrl.runtime.logger import AppendFile
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
-
-from kills import outcome  # noqa: E402
+from tests.children import ROOT, train_command
+from tests.faults.kills import outcome
 
 SIZES = [
     "--env.num-envs", "8", "--algo.num-steps", "16", "--net.hidden", "16", "--log.panel", "off",
@@ -49,11 +45,10 @@ def small_disk(tmp_path):
 
 
 def start(run_dir: Path) -> subprocess.Popen[str]:
-    config = str(ROOT / "configs" / "cartpole.py")
-    command = [sys.executable, "-m", "spmdrl.train", config, *SIZES, "--run-dir", str(run_dir)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1
-    )
+        train_command(*SIZES, "--run-dir", run_dir), cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+    )  # fmt: skip
 
 
 def wait_for_rows(run_dir: Path, count: int) -> None:

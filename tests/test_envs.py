@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +33,7 @@ FAMILIES = {
 }
 
 
-def make(env_id: str, num_envs: int = 2, seed: int = 1, **options: object) -> EnvBatch:
+def make(env_id: str, num_envs: int = 2, seed: int = 1, **options: Any) -> EnvBatch:
     config = Config(seed=seed, env=EnvConfig(id=env_id, num_envs=num_envs, options=options))
     return make_env(config, range(num_envs), threads=1)
 
@@ -178,6 +179,7 @@ def test_jax_sees_no_effect_in_a_compiled_step(env_id):
     """Programs with effects are started through Python, every one of them half a millisecond."""
     env = make(env_id)
     xla = env.xla()
+    assert xla is not None
     with jax.enable_x64(env.needs_x64):
         assert not jax.make_jaxpr(xla.step)(xla.handle, idle(env)).effects
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).with_name("faults")))
-from judge import KINDS, PHASES, Fault, judge
-from places import PLACES, ROOT, SIZES, places_of
-from trials import Moment, Trial, judged, read
-
 from spmdrl.parallel.spawn import mpirun_command
+from tests.children import ROOT, train_command
+from tests.faults.judge import KINDS, PHASES, Fault, judge
+from tests.faults.places import PLACES, SIZES, places_of
+from tests.faults.trials import Moment, Trial, judged, read
 
 TRACEBACK = """Traceback (most recent call last):
   File "spmdrl/runtime/loop.py", line 91, in train
@@ -86,10 +83,10 @@ def report(kind: str, rank: int = 1, update: int = 7, phase: str | None = None) 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory) -> str:
     """All that a run of two ranks prints in which nothing breaks."""
-    run_dir = str(tmp_path_factory.mktemp("healthy") / "run")
-    command = [sys.executable, "-m", "spmdrl.train", str(ROOT / "configs" / "cartpole.py"), *SIZES]
+    run_dir = tmp_path_factory.mktemp("healthy") / "run"
+    command = train_command(*SIZES, "--total-steps", 3 * 8 * 16, "--run-dir", run_dir)
     done = subprocess.run(
-        [*mpirun_command(2), *command, "--total-steps", str(3 * 8 * 16), "--run-dir", run_dir],
+        [*mpirun_command(2), *command],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
     for rank in (0, 1):  # which is why that alone proves nothing

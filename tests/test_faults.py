@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).with_name("faults")))
-from places import PLACES
-from trials import run_trial
+from tests.faults.places import PLACES
+from tests.faults.trials import run_trial
 
 
 @pytest.mark.slow

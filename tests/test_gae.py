@@ -1,6 +1,6 @@
 """Advantages against hand numbers, a plain loop, rlax and the next-step auto-reset layout."""
 
-import warnings
+from functools import partial
 
 import jax
 import numpy as np
@@ -11,15 +11,7 @@ from spmdrl.algos.returns import fold_discounts, gae
 GAMMA, LAMBDA = 0.9, 0.8
 
 
-@pytest.fixture(scope="module")
-def rlax():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it uses deprecated names of jax when imported
-        import rlax
-    return rlax
-
-
-@jax.jit
+@partial(jax.jit, static_argnames=["gamma", "lambda_"])
 def advantages(reward, terminated, truncated, value, v_last, gamma=GAMMA, lambda_=LAMBDA):
     discount, trace = fold_discounts(terminated, truncated, gamma, lambda_)
     return gae(reward, discount, trace, value, v_last)
@@ -56,7 +48,10 @@ def by_loop(reward, terminated, truncated, value, v_last, gamma=GAMMA, lambda_=L
 
 def random_rollout(seed, T=37, B=5, p_end=0.15):
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
     terminated = rng.random((T, B)) < p_end
     truncated = (rng.random((T, B)) < p_end) & ~terminated
     return draw(T, B), terminated, truncated, draw(T, B), draw(B)
@@ -121,7 +116,7 @@ def test_truncation_bootstraps_from_the_final_observation_and_termination_does_n
     rows = [0, 1, 3]
     np.testing.assert_array_equal(truncated[rows], [0.75, 1.0, -1.0])
     np.testing.assert_array_equal(terminated[rows], [0.25, -1.0, -1.0])
-    targets = lambda a: (a + np.float32(VALUE))[rows]  # noqa: E731
+    targets = lambda a: (a + np.asarray(VALUE, np.float32))[rows]  # noqa: E731
     np.testing.assert_array_equal(targets(truncated), [2.75, 4.0, 4.0])
     np.testing.assert_array_equal(targets(terminated), [2.25, 2.0, 4.0])
 

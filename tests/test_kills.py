@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).with_name("faults")))
-from kills import run_trials
+from tests.faults.kills import run_trials
 
 
 @pytest.mark.slow

@@ -1,13 +1,13 @@
 """Modules import only from the layers below their own, and jax only where it is needed."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "spmdrl"
+from tests.children import ROOT, succeed
+
+PACKAGE = ROOT / "spmdrl"
 
 # From the ground up. Packages of one row do not know each other: `acting` and `learning` meet in
 # `types.Rollout`. What others import and the commands stand on top.
@@ -121,14 +121,10 @@ def test_light_modules_do_not_load_jax():
     names = ", ".join(f"spmdrl.{name}" for name in LIGHT)
     heavy = ["jax", "flax", "optax", "envpool", "gymnasium", "mpi4py", "mpi4jax", "matplotlib"]
     program = f"import sys, {names}; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert succeed("-c", program).strip() == "[]"
 
 
 def test_the_trainer_loads_without_mpi():
     """Importing the whole trainer must not touch MPI, which may be missing or broken."""
     blocked = "sys.modules['mpi4py'] = sys.modules['mpi4jax'] = None"
-    program = f"import sys; {blocked}; import spmdrl.runtime.session"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    succeed("-c", f"import sys; {blocked}; import spmdrl.runtime.session")

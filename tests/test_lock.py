@@ -17,8 +17,8 @@ import pytest
 from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.runtime import lock, rundir
 from spmdrl.runtime.rundir import check_run_dir, close_run, open_run
+from tests.children import ROOT, train_command
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "cartpole.py"
 OWNER = """
 import os, sys, time
 from spmdrl.config import Config
@@ -177,9 +177,8 @@ def test_a_lock_file_that_is_a_link_is_refused(tmp_path):
 def train(folder: Path) -> subprocess.Popen[str]:
     sizes = ["--env.num-envs", "8", "--algo.num-steps", "16", "--net.hidden", "16"]
     forever = ["--total-steps", "100000000", "--log.every", "1", "--checkpoint.every", "10"]
-    command = [sys.executable, "-m", "spmdrl.train", str(CONFIG), "--nprocs", "1", *sizes, *forever]
     return subprocess.Popen(
-        [*command, "--run-dir", str(folder)],
+        train_command("--nprocs", 1, *sizes, *forever, "--run-dir", folder), cwd=ROOT,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
@@ -209,7 +208,7 @@ def test_of_two_starts_one_trains(tmp_path, offset):
         (loser,) = [process for process in both if process.poll() is not None]
         (winner,) = [process for process in both if process is not loser]
         assert loser.returncode == 2
-        said = loser.stderr.read()
+        said = loser.communicate()[1]
         assert re.fullmatch(rf"spmdrl: run_dir \S+ is in use by pid {winner.pid} on .*\n", said)
         reached = updates(folder)
         assert reached == list(range(1, len(reached) + 1))

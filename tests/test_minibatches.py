@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,10 +21,15 @@ each_size = pytest.mark.parametrize("size", SIZES)
 
 def rows_of_each_minibatch(selector, key, ids, num_steps):
     """`[(step, global id), ...]` of each of the update's minibatches."""
-    order = selector.order(key, jnp.asarray(ids, jnp.int32))
     t, b = np.meshgrid(np.arange(num_steps), ids, indexing="ij")
-    found = selector.by_minibatch(order, jnp.asarray(np.stack([t, b], -1), jnp.float32))
-    return [[tuple(map(int, row)) for row in minibatch] for minibatch in np.asarray(found)]
+    rows = np.stack([t, b], -1).astype(np.float32)
+    found = np.asarray(chosen(selector, key, np.asarray(ids, np.int32), rows))
+    return [[tuple(map(int, row)) for row in minibatch] for minibatch in found]
+
+
+@partial(jax.jit, static_argnums=0)  # one program for all seeds, instead of one an operation
+def chosen(selector, key, ids, rows):
+    return selector.by_minibatch(selector.order(key, ids), rows)
 
 
 def selectors(epochs, minibatches, num_steps):
@@ -62,7 +69,7 @@ def test_the_same_minibatches_wherever_the_environments_live(size, seed, devices
 
 @pytest.mark.parametrize("selector", selectors(2, 3, 12), ids=["steps", "sequences"])
 def test_shards_of_the_order_are_the_orders_of_the_shards(selector):
-    key, ids = jax.random.key(7), np.arange(12, dtype=np.int32)
+    key, ids = jax.random.key(7), jnp.arange(12, dtype=jnp.int32)
     cut = split_envs(selector.spec, selector.order(key, ids), 4)
     for shard, own in zip(cut, ids.reshape(4, 3), strict=True):
         np.testing.assert_array_equal(shard, selector.order(key, own))
@@ -80,7 +87,7 @@ def test_steps_of_every_environment_and_whole_environments():
 
 
 def test_the_rows_of_a_minibatch_are_those_that_its_sums_are_made_of():
-    selector, ids = Steps(2, 3, 12), np.arange(4, dtype=np.int32)
+    selector, ids = Steps(2, 3, 12), jnp.arange(4, dtype=jnp.int32)
     order = selector.order(jax.random.key(1), ids)
     x = jnp.arange(48.0).reshape(12, 4)
     by_minibatch = selector.by_minibatch(order, x)
@@ -96,12 +103,12 @@ def test_the_rows_of_a_minibatch_are_those_that_its_sums_are_made_of():
 
 
 def test_epochs_and_environments_have_orders_of_their_own():
-    order = np.asarray(Steps(3, 1, 16).order(jax.random.key(0), np.arange(10, dtype=np.int32)))
+    order = np.asarray(Steps(3, 1, 16).order(jax.random.key(0), jnp.arange(10, dtype=jnp.int32)))
     columns = {tuple(column) for epoch in order for column in epoch.T}
     assert len(columns) == 30
-    other = np.asarray(Steps(3, 1, 16).order(jax.random.key(1), np.arange(10, dtype=np.int32)))
+    other = np.asarray(Steps(3, 1, 16).order(jax.random.key(1), jnp.arange(10, dtype=jnp.int32)))
     assert (other != order).any(axis=1).all()
-    draws = Sequences(8, 8).order(jax.random.key(0), np.arange(16, dtype=np.int32))
+    draws = Sequences(8, 8).order(jax.random.key(0), jnp.arange(16, dtype=jnp.int32))
     assert len({tuple(row) for row in np.asarray(draws).reshape(16, 8)}) == 16
 
 

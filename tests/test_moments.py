@@ -47,7 +47,7 @@ values = st.lists(st.floats(-100, 100, width=32), min_size=T * B * D, max_size=T
 @given(values, labels(MERGES), labels(PLACES - 1))
 def test_any_split_over_time_and_places_equals_numpy(numbers, turn, place):
     """Rows whose turn is MERGES are never merged."""
-    x = np.reshape(np.float32(numbers), (T, B, D))
+    x = np.reshape(np.asarray(numbers, np.float32), (T, B, D))
     turn, place = np.reshape(turn, (T, B)), np.reshape(place, (T, B))
     known = in_turns(x, turn, place)
     rows = x[turn < MERGES].astype(np.float64)
@@ -72,9 +72,9 @@ def test_batches_of_different_sizes_equal_numpy():
 def test_by_hand():
     # 1, 2 and 6: mean 3, squared deviations 4 + 1 + 9 = 14. Then 7: mean 4, 9 + 4 + 4 + 9 = 26.
     known = moments.init(())
-    known = seen(known, np.float32([[1, 2, 6]]), np.ones((1, 3), bool))
+    known = seen(known, np.asarray([[1, 2, 6]], np.float32), np.ones((1, 3), bool))
     np.testing.assert_allclose([known.count, known.mean, known.m2], [3, 3, 14], rtol=1e-6)
-    known = seen(known, np.float32([[7]]), np.ones((1, 1), bool))
+    known = seen(known, np.asarray([[7]], np.float32), np.ones((1, 1), bool))
     np.testing.assert_allclose([known.count, known.mean, known.m2], [4, 4, 26], rtol=1e-6)
     np.testing.assert_allclose(moments.variance(known), 6.5, rtol=1e-6)
 
@@ -109,21 +109,21 @@ def test_variance_is_one_before_data():
 
 
 def test_normalize_before_data_changes_nothing():
-    x = np.float32([[0.5, -2.0]])
+    x = jnp.asarray([[0.5, -2.0]], jnp.float32)
     np.testing.assert_allclose(moments.normalize(moments.init((2,)), x, 10.0), x, rtol=1e-6)
 
 
 def test_normalize_centres_scales_and_clips():
     # Mean 10, variance 18 / 2 = 9: (13 - 10) / 3 = 1, (4 - 10) / 3 = -2, and 5 is the bound.
     known = Moments(jnp.float32(2), jnp.float32(10), jnp.float32(18))
-    x = np.float32([13, 4, 1000, -1000])
+    x = jnp.asarray([13, 4, 1000, -1000], jnp.float32)
     np.testing.assert_allclose(moments.normalize(known, x, 5.0), [1, -2, 5, -5], rtol=1e-5)
 
 
 def test_normalized_data_has_mean_zero_and_deviation_one():
     x = np.random.default_rng(3).normal([4, -1], [2, 0.01], (500, 2, 2)).astype(np.float32)
     known = seen(moments.init((2,)), x, np.ones((500, 2), bool))
-    scaled = np.asarray(moments.normalize(known, x, 10.0), np.float64)
+    scaled = np.asarray(moments.normalize(known, jnp.asarray(x), 10.0), np.float64)
     np.testing.assert_allclose(scaled.mean((0, 1)), 0, atol=1e-3)
     np.testing.assert_allclose(scaled.std((0, 1)), 1, atol=2e-3)
 

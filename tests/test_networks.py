@@ -45,7 +45,10 @@ def random_input(layer, seed=0):
 def random_params(layer):
     _, channels, features, size, _, _, _ = layer
     rng = np.random.default_rng(1)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
     return {"kernel": 0.05 * draw(size, size, channels, features), "bias": draw(features)}
 
 
@@ -95,14 +98,14 @@ def test_conv_and_its_gradients_equal_flax(layer):
 def test_conv_as_matmul_by_hand():
     # 4x4 image of 0..15, kernel of ones, stride 2: sums of the four 2x2 blocks.
     # 0+1+4+5 = 10, 2+3+6+7 = 18, 8+9+12+13 = 42, 10+11+14+15 = 50
-    x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    x = jnp.arange(16, dtype=jnp.float32).reshape(1, 4, 4, 1)
     y = conv_as_matmul(x, jnp.ones((2, 2, 1, 1)), stride=2)
     np.testing.assert_array_equal(y[0, :, :, 0], [[10, 18], [42, 50]])
 
 
 def test_conv_as_matmul_has_no_flip():
     # A kernel that picks the pixel at row 0, column 1 of each window.
-    x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    x = jnp.arange(16, dtype=jnp.float32).reshape(1, 4, 4, 1)
     kernel = jnp.zeros((2, 2, 1, 1)).at[0, 1].set(1.0)
     np.testing.assert_array_equal(conv_as_matmul(x, kernel, 2)[0, :, :, 0], [[1, 3], [9, 11]])
 
@@ -291,9 +294,9 @@ def test_normalisation_uses_the_moments_in_the_variables():
     policy = policy_of(spec_of(DISCRETE), env={"normalize_obs": True, "obs_clip": 2.0})
     plain = policy_of(spec_of(DISCRETE))
     params = params_of(policy)
-    obs = np.float32(np.random.default_rng(0).normal(3, 5, (20, 5)))
-    std = np.float32([1, 2, 3, 4, 0.5])  # m2 / count is 1, 4, 9, 16, 0.25
-    scaled = np.clip((obs - np.float32([1, 2, 3, 4, 5])) / std, -2, 2)
+    obs = np.asarray(np.random.default_rng(0).normal(3, 5, (20, 5)), np.float32)
+    std = np.asarray([1, 2, 3, 4, 0.5], np.float32)  # m2 / count is 1, 4, 9, 16, 0.25
+    scaled = np.clip((obs - np.asarray([1, 2, 3, 4, 5], np.float32)) / std, -2, 2)
     assert (np.abs(scaled) == 2).any()
     for ours, reference in zip(
         run(policy, params, obs, KNOWN), run(plain, params, scaled), strict=True
@@ -338,9 +341,10 @@ def test_nature_cnn_equals_plain_flax(method):
     torso = params["torso"]
     for i, (features, size, stride) in enumerate([(32, 8, 4), (64, 4, 2), (64, 3, 1)]):
         conv = nn.Conv(features, (size, size), (stride, stride), padding="VALID")
-        x = nn.relu(conv.apply({"params": torso[f"Conv_{i}"]}, x))
+        x = nn.relu(jnp.asarray(conv.apply({"params": torso[f"Conv_{i}"]}, x)))
     x = nn.relu(x.reshape(2, -1) @ torso["wide"]["kernel"] + torso["wide"]["bias"])
-    assert_heads(params, x, *run(policy, params, images()), 1e-4)
+    dist_params, value = run(policy, params, images())
+    assert_heads(params, x, dist_params, value, 1e-4)
 
 
 def test_nature_cnn_needs_images():

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from spmdrl.algos import Ppo
 from spmdrl.config import Config, ConfigError, from_json, load, to_json
 from spmdrl.runtime.rundir import open_run, read_run
+from tests.children import ROOT, python, succeed
 
-ROOT = Path(__file__).resolve().parents[1]
 A2C = ROOT / "tests" / "a2c.py"
-
-
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
 def test_it_is_one_short_file_that_uses_only_the_public_seam():
@@ -33,8 +26,7 @@ def test_it_is_one_short_file_that_uses_only_the_public_seam():
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_it_learns_cartpole(ranks, tmp_path):
     flags = ["--nprocs", ranks, "--run-dir", tmp_path / "run", "--log.panel", "off"]
-    done = run("spmdrl.train", A2C, *flags)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed("-m", "spmdrl.train", A2C, *flags)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["world_size"] == ranks
     assert summary["episode_return_mean"] >= 475
@@ -43,15 +35,13 @@ def test_it_learns_cartpole(ranks, tmp_path):
 def test_it_trains_resumes_and_is_evaluated_from_the_command_line(tmp_path):
     sizes = ["--env.num-envs", 8, "--algo.num-steps", 16, "--total-steps", 8 * 16 * 4]
     flags = [*sizes, "--run-dir", tmp_path / "run", "--log.panel", "off"]
-    done = run("spmdrl.train", A2C, *flags, "--algo.value-coef", 0.25)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed("-m", "spmdrl.train", A2C, *flags, "--algo.value-coef", 0.25)
     saved = json.loads((tmp_path / "run" / "config.json").read_text())["algo"]
     assert saved["type"].endswith(":A2c")
     assert saved["value_coef"] == 0.25
-    done = run("spmdrl.train", A2C, *flags)
+    done = python("-m", "spmdrl.train", A2C, *flags)
     assert (done.returncode, "algo.value_coef: 0.25 -> 0.5" in done.stderr) == (2, True)
-    done = run("spmdrl.evaluate", tmp_path / "run", "--episodes", 2)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed("-m", "spmdrl.evaluate", tmp_path / "run", "--episodes", 2)
 
 
 @pytest.mark.parametrize(

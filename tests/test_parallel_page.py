@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from spmdrl.parallel.spawn import mpirun_command
+from tests.children import ROOT
 
-PAGE = Path(__file__).parents[1] / "docs" / "parallel.md"
+PAGE = ROOT / "docs" / "parallel.md"
 
 
 def mpirun(script: Path, ranks: int) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ import matplotlib.figure
 import pytest
 
 from spmdrl import plot
+from spmdrl.algos import Ppo
 from spmdrl.config import Config, to_json
 
 ROW = {"progress/steps": 8, "episode/return_mean": 1.0, "loss/value": 2.0, "perf/sps": 3.0}
@@ -36,10 +37,8 @@ def pictures(monkeypatch) -> list[dict[str, int]]:
 
 
 def test_the_algorithm_says_what_it_wants_to_be_shown():
-    base = type(Config().algo)
-
     @dataclass(frozen=True)
-    class Own(base):
+    class Own(Ppo):
         plots: ClassVar[tuple[tuple[str, str], ...]] = (("own/number", "a number of its own"),)
 
     names = [name for name, _ in plot.panels_of(replace(Config(), algo=Own()))]

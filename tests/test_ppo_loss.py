@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,10 @@ import pytest
 
 from spmdrl.algos.base import Minibatch, Outputs
 from spmdrl.algos.ppo import Constants, Ppo, Targets, loss
-from spmdrl.nets.distributions import Categorical, DiagNormal
+from spmdrl.nets.distributions import Categorical, DiagNormal, Distribution
 
 EPS = 0.2
 ALGO = Ppo(value_coef=0.5, entropy_coef=0.01, clip_value=True)
-
-
-@pytest.fixture(scope="module")
-def rlax():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it uses deprecated names of jax when imported
-        import rlax
-    return rlax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +27,9 @@ class Given:
 
     def entropy(self, params):
         return params[:, 1]
+
+
+GIVEN: Any = Given()  # all of a distribution that the loss asks for
 
 
 @functools.partial(jax.jit, static_argnames=("dist", "algo"))
@@ -103,14 +98,17 @@ def given(ratio, entropy=0.0):
 
 def random_problem(dist, seed=0, n=40):
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
     if isinstance(dist, DiagNormal):
         params, action = draw(n, 2 * dist.dim), draw(n, dist.dim)
     else:
         params = draw(n, dist.num_params)
         action = np.stack([rng.integers(k, size=n) for k in dist.nvec], -1).astype(np.int32)
         action = action[:, 0] if dist.squeeze else action
-    old = np.asarray(dist.log_prob(params, action)) + 0.3 * draw(n)
+    old = np.asarray(dist.log_prob(jnp.asarray(params), jnp.asarray(action))) + 0.3 * draw(n)
     value = draw(n)
     rows = rows_of(
         action=action,
@@ -123,7 +121,11 @@ def random_problem(dist, seed=0, n=40):
     return params, value, rows
 
 
-DISTS = [Categorical((4,), squeeze=True), Categorical((3, 2), squeeze=False), DiagNormal(2)]
+DISTS: list[Distribution] = [
+    Categorical((4,), squeeze=True),
+    Categorical((3, 2), squeeze=False),
+    DiagNormal(2),
+]
 DIST_IDS = ["discrete", "multi_discrete", "box"]
 each_dist = pytest.mark.parametrize("dist", DISTS, ids=DIST_IDS)
 
@@ -143,14 +145,14 @@ def test_policy_loss_by_hand():
     # ratio 0.5, A -1: min(-0.5, -0.8)      = -0.8   clipped from below
     # ratio 1.1, A  1: 1.1                           inside
     # -(2.4 + 1.0 - 1.5 - 0.8 + 1.1) = -2.2
-    _, sums, _ = evaluate(Given(), given(RATIO), jnp.zeros(5), make_rows(5, advantage=ADVANTAGE))
+    _, sums, _ = evaluate(GIVEN, given(RATIO), jnp.zeros(5), make_rows(5, advantage=ADVANTAGE))
     np.testing.assert_allclose(sums["loss/policy"], -2.2, rtol=1e-6)
 
 
 def test_policy_gradient_is_zero_exactly_where_the_clip_binds():
     # d(-ratio A)/d log_prob = -ratio A on free rows.
     rows = make_rows(5, advantage=ADVANTAGE)
-    _, _, (grad, _) = evaluate(Given(), given(RATIO), jnp.zeros(5), rows)
+    _, _, (grad, _) = evaluate(GIVEN, given(RATIO), jnp.zeros(5), rows)
     np.testing.assert_allclose(grad[:, 0], [0.0, -1.0, 1.5, 0.0, -1.1], rtol=1e-6)
 
 
@@ -158,7 +160,7 @@ def test_kl_and_clip_fraction_by_hand():
     # k3 = ratio - 1 - log ratio, never negative:
     # 2 (0.5 - ln 1.5) + 2 (-0.5 + ln 2) + (0.1 - ln 1.1) = 0.580054
     # |ratio - 1| is 0.5 four times and 0.1 once, against 0.2.
-    _, sums, _ = evaluate(Given(), given(RATIO), jnp.zeros(5), make_rows(5, advantage=ADVANTAGE))
+    _, sums, _ = evaluate(GIVEN, given(RATIO), jnp.zeros(5), make_rows(5, advantage=ADVANTAGE))
     by_hand = 2 * (0.5 - math.log(1.5)) + 2 * (-0.5 + math.log(2)) + 0.1 - math.log(1.1)
     np.testing.assert_allclose(by_hand, 0.580054, rtol=1e-5)
     np.testing.assert_allclose(sums["ppo/approx_kl"], by_hand, rtol=1e-5)
@@ -166,7 +168,7 @@ def test_kl_and_clip_fraction_by_hand():
 
 
 def test_kl_and_clip_fraction_are_zero_for_the_policy_that_acted():
-    _, sums, _ = evaluate(Given(), given([1.0, 1.0]), jnp.zeros(2), make_rows(2))
+    _, sums, _ = evaluate(GIVEN, given([1.0, 1.0]), jnp.zeros(2), make_rows(2))
     assert sums["ppo/approx_kl"] == 0.0
     assert sums["ppo/clip_frac"] == 0.0
 
@@ -182,7 +184,7 @@ def test_value_loss_by_hand(clip_value, expected):
     value = jnp.float32([1.5, 1.1, 0.0, 3.0])
     rows = make_rows(4, value=[1, 1, 1, 1], target=[2, 2, -1, 1])
     algo = dataclasses.replace(ALGO, clip_value=clip_value)
-    _, sums, _ = evaluate(Given(), given([1.0] * 4), value, rows, algo)
+    _, sums, _ = evaluate(GIVEN, given([1.0] * 4), value, rows, algo)
     np.testing.assert_allclose(sums["loss/value"], expected, rtol=1e-6)
 
 
@@ -190,7 +192,7 @@ def test_value_gradient_vanishes_where_the_bound_is_the_worse():
     # Rows as above, times value_coef 0.5: free rows have 0.5 (value - target).
     value = jnp.float32([1.5, 1.1, 0.0, 3.0])
     rows = make_rows(4, value=[1, 1, 1, 1], target=[2, 2, -1, 1])
-    _, _, (_, grad) = evaluate(Given(), given([1.0] * 4), value, rows)
+    _, _, (_, grad) = evaluate(GIVEN, given([1.0] * 4), value, rows)
     np.testing.assert_allclose(grad, [0.0, -0.45, 0.0, 1.0], rtol=1e-6)
 
 
@@ -198,7 +200,7 @@ def test_loss_is_the_weighted_sum_of_its_parts():
     # Policy -1.2 * 1, value 0.5 (0 - 2)^2 = 2, entropy 0.7: -1.2 + 0.25 * 2 - 0.1 * 0.7 = -0.77
     algo = Ppo(value_coef=0.25, entropy_coef=0.1, clip_value=False)
     rows = make_rows(1, advantage=[1.0], target=[2.0])
-    loss, sums, _ = evaluate(Given(), given([1.5], entropy=0.7), jnp.zeros(1), rows, algo)
+    loss, sums, _ = evaluate(GIVEN, given([1.5], entropy=0.7), jnp.zeros(1), rows, algo)
     np.testing.assert_allclose(sums["loss/entropy"], 0.7, rtol=1e-6)
     np.testing.assert_allclose(loss, -0.77, rtol=1e-6)
 
@@ -263,14 +265,14 @@ def test_policy_loss_and_its_gradient_equal_rlax(rlax):
     params, value, rows = random_problem(dist, seed=1)
     rows = changed(rows, weight=np.ones_like(rows.weight))
 
-    def ours(params):
+    def our_loss(params):
         return evaluate(dist, params, value, rows)[1]["loss/policy"] / len(value)
 
-    def theirs(params):
+    def their_loss(params):
         ratio = jnp.exp(dist.log_prob(params, rows.action) - rows.log_prob)
         return rlax.clipped_surrogate_pg_loss(ratio, rows.targets.advantage, EPS)
 
-    ours, theirs = (jax.jit(jax.value_and_grad(f))(params) for f in (ours, theirs))
+    ours, theirs = (jax.jit(jax.value_and_grad(f))(params) for f in (our_loss, their_loss))
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-8)
 
@@ -358,7 +360,7 @@ def test_advantages_are_normalised_by_the_constants():
     # (3 - 1) * 0.5 = 1, so the loss is that of an advantage of 1.
     now = Constants(jnp.float32(1.0), jnp.float32(0.5), jnp.float32(EPS))
     outputs = Outputs(given([1.1]), jnp.zeros(1))
-    _, sums = loss(ALGO, Given(), now, outputs, make_rows(1, advantage=[3.0]))
+    _, sums = loss(ALGO, GIVEN, now, outputs, make_rows(1, advantage=[3.0]))
     np.testing.assert_allclose(sums["loss/policy"], -1.1, rtol=1e-6)
 
 

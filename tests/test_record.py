@@ -5,8 +5,6 @@ The policy is untrained: what is recorded matters here, not how well it plays.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -24,8 +22,8 @@ from spmdrl.nets import make_policy, moments
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
 from spmdrl.runtime.models import find_checkpoint
 from spmdrl.runtime.rundir import open_run
+from tests.children import succeed
 
-ROOT = Path(__file__).resolve().parents[1]
 EPISODES = 11
 
 
@@ -38,7 +36,7 @@ def make_run(path: Path, env: EnvConfig, returns: tuple[float | None, ...] = (1.
         eval=EvalConfig(num_envs=4, max_steps=2_000),
     )
     one = make_env(config, range(1), threads=1)
-    policy, shape = make_policy(config, one.spec), one.spec.obs.shape
+    policy, shape = make_policy(config, one.spec), one.spec.parts[""].shape
     one.close()
     open_run(config)
     for update, value in enumerate(returns, start=1):
@@ -71,17 +69,11 @@ def recording(folder, run_dir) -> Recording:
 @pytest.fixture(scope="module")
 def by_two(folder, run_dir) -> Recording:
     """The same command with two workers."""
-    ours = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "SPMDRL_", "XLA_", "JAX_")
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "spmdrl.record", str(run_dir), "--out", str(folder / "two"),
-            "--episodes", str(EPISODES), "--stochastic", "--nprocs", "2",
-        ],
-        capture_output=True, text=True, cwd=ROOT, check=False,
-        env={k: v for k, v in os.environ.items() if not k.startswith(ours)},
+    said = succeed(
+        "-m", "spmdrl.record", run_dir, "--out", folder / "two",
+        "--episodes", EPISODES, "--stochastic", "--nprocs", 2,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert f"{EPISODES} episodes" in done.stdout
+    assert f"{EPISODES} episodes" in said
     return Recording(folder / "two")
 
 

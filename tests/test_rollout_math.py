@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import jax
@@ -48,7 +49,7 @@ steady = settings(max_examples=100, deadline=None, derandomize=True)
     ],
 )
 def test_transform_reward_by_hand(kind, expected):
-    reward = np.float32([-7.0, -0.5, 0.0, 0.25, 30.0])
+    reward = np.asarray([-7.0, -0.5, 0.0, 0.25, 30.0], np.float32)
     np.testing.assert_allclose(transform_reward(kind, reward), expected, rtol=1e-5)
 
 
@@ -178,7 +179,7 @@ def test_center_and_scale_equals_numpy():
 
 @pytest.mark.parametrize("x", [[], [3.0], [2.0, 2.0]], ids=["none", "one", "equal"])
 def test_center_and_scale_of_what_has_no_deviation(x):
-    x = np.float32(x)
+    x = np.asarray(x, np.float32)
     mean, scale = center_and_scale(powers(x))
     np.testing.assert_allclose(scale, 1e8, rtol=1e-5)
     np.testing.assert_array_equal((x - mean) * scale, np.zeros_like(x))
@@ -192,7 +193,8 @@ def random_fit(seed=0, offset=0.0):
 
 
 def fit_of(target, value, valid):
-    return fit_sums(SimpleNamespace(value=value, valid=valid), Targets(target, target))
+    rollout: Any = SimpleNamespace(value=value, valid=valid)  # all that is looked at
+    return fit_sums(rollout, Targets(target, target))
 
 
 @pytest.mark.parametrize("offset", [0.0, 20.0])
@@ -331,7 +333,7 @@ def test_env_seeds_are_distinct_and_in_range(seed, ids, generation):
 def test_env_seeds_do_not_depend_on_the_grouping(seed, ids, data):
     cut = data.draw(st.integers(0, len(ids)))
     assert env_seeds(seed, ids) == env_seeds(seed, ids[:cut]) + env_seeds(seed, ids[cut:])
-    assert env_seeds(seed, np.int32(ids)) == env_seeds(seed, ids)
+    assert env_seeds(seed, np.asarray(ids, np.int32)) == env_seeds(seed, ids)
 
 
 def test_neighbouring_runs_and_generations_have_other_seeds():
@@ -395,9 +397,9 @@ BOX = ActionSpace(
 @pytest.mark.parametrize(
     ("space", "action"),
     [
-        (DISCRETE, np.int32([2, 5, 3])),
-        (MULTI, np.int32([[0, 0], [2, 1], [1, 0]])),
-        (BOX, np.float64([[-1, 0], [1, 5], [0, 2]])),
+        (DISCRETE, np.asarray([2, 5, 3], np.int32)),
+        (MULTI, np.asarray([[0, 0], [2, 1], [1, 0]], np.int32)),
+        (BOX, np.asarray([[-1, 0], [1, 5], [0, 2]], np.float64)),
     ],
     ids=["discrete", "multi_discrete", "box"],
 )
@@ -408,20 +410,20 @@ def test_valid_actions_pass(space, action):
 @pytest.mark.parametrize(
     ("space", "action", "message"),
     [
-        (DISCRETE, np.int32([2, 3]), r"shape \(2,\), the environments expect \(3,\)"),
-        (DISCRETE, np.int32([[2], [3], [4]]), r"shape \(3, 1\)"),
-        (MULTI, np.int32([0, 0, 0]), r"shape \(3,\), the environments expect \(3, 2\)"),
-        (DISCRETE, np.int64([2, 3, 4]), "int64, the environments expect int32"),
-        (DISCRETE, np.float32([2, 3, 4]), "float32, the environments expect int32"),
+        (DISCRETE, np.asarray([2, 3], np.int32), r"shape \(2,\), the environments expect \(3,\)"),
+        (DISCRETE, np.asarray([[2], [3], [4]], np.int32), r"shape \(3, 1\)"),
+        (MULTI, np.asarray([0, 0, 0], np.int32), r"shape \(3,\), the environments expect \(3, 2\)"),
+        (DISCRETE, np.asarray([2, 3, 4], np.int64), "int64, the environments expect int32"),
+        (DISCRETE, np.asarray([2, 3, 4], np.float32), "float32, the environments expect int32"),
         (BOX, np.zeros((3, 2), np.float32), "float32, the environments expect float64"),
-        (DISCRETE, np.int32([2, 6, 3]), "outside of"),
-        (DISCRETE, np.int32([1, 2, 3]), "outside of"),
-        (MULTI, np.int32([[0, 0], [0, 2], [0, 0]]), "outside of"),
-        (MULTI, np.int32([[0, 0], [-1, 0], [0, 0]]), "outside of"),
-        (BOX, np.float64([[0, 0], [0, 5.1], [0, 0]]), "outside of"),
-        (BOX, np.float64([[0, 0], [0, -0.1], [0, 0]]), "outside of"),
-        (BOX, np.float64([[0, 0], [np.nan, 0], [0, 0]]), "not finite"),
-        (BOX, np.float64([[0, 0], [np.inf, 0], [0, 0]]), "not finite"),
+        (DISCRETE, np.asarray([2, 6, 3], np.int32), "outside of"),
+        (DISCRETE, np.asarray([1, 2, 3], np.int32), "outside of"),
+        (MULTI, np.asarray([[0, 0], [0, 2], [0, 0]], np.int32), "outside of"),
+        (MULTI, np.asarray([[0, 0], [-1, 0], [0, 0]], np.int32), "outside of"),
+        (BOX, np.asarray([[0, 0], [0, 5.1], [0, 0]], np.float64), "outside of"),
+        (BOX, np.asarray([[0, 0], [0, -0.1], [0, 0]], np.float64), "outside of"),
+        (BOX, np.asarray([[0, 0], [np.nan, 0], [0, 0]], np.float64), "not finite"),
+        (BOX, np.asarray([[0, 0], [np.inf, 0], [0, 0]], np.float64), "not finite"),
     ],
 )
 def test_invalid_actions_are_refused(space, action, message):
@@ -432,10 +434,14 @@ def test_invalid_actions_are_refused(space, action, message):
 @pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
 def test_to_env_action_clips_to_the_box(xp):
     space = ActionSpace(
-        "box", (2,), np.dtype(np.float32), low=np.float32([-1, 0]), high=np.float32([1, 5])
+        "box",
+        (2,),
+        np.dtype(np.float32),
+        low=np.asarray([-1, 0], np.float32),
+        high=np.asarray([1, 5], np.float32),
     )
     action = to_env_action(space, xp.asarray([[-9.0, -9.0], [9.0, 9.0], [0.5, 2.0]]), xp)
-    np.testing.assert_array_equal(action, np.float32([[-1, 0], [1, 5], [0.5, 2]]))
+    np.testing.assert_array_equal(action, np.asarray([[-1, 0], [1, 5], [0.5, 2]], np.float32))
     check_actions(space, 3, np.asarray(action))
 
 
@@ -443,7 +449,7 @@ def test_to_env_action_takes_the_shape_and_dtype_of_the_space():
     space = ActionSpace(
         "box", (2, 2), np.dtype(np.float64), low=np.full((2, 2), -1.0), high=np.ones((2, 2))
     )
-    flat = np.float32([[0.0, 0.25, 0.5, 3.0]])
+    flat = np.asarray([[0.0, 0.25, 0.5, 3.0]], np.float32)
     action = to_env_action(space, flat, np)
     np.testing.assert_array_equal(action, [[[0.0, 0.25], [0.5, 1.0]]])
     check_actions(space, 1, action)

@@ -16,8 +16,8 @@ import pytest
 from spmdrl.config import Config, to_json
 from spmdrl.runs import describe, find_runs, main, short_age
 from spmdrl.runtime.rundir import CLONE_MARK, write_status
+from tests.children import python
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = Config(total_steps=4096, seed=7)
 
 # One process, one run after the other; the last one does not survive.
@@ -77,10 +77,7 @@ def state(path: Path, now: float | None = None) -> str:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("ended")
-    done = subprocess.run(
-        [sys.executable, "-c", ENDINGS, str(folder)],
-        capture_output=True, text=True, cwd=ROOT, check=False,
-    )  # fmt: skip
+    done = python("-c", ENDINGS, folder)
     assert done.returncode == -9, done.stderr
     return {Path(info.run).name: info for info in find_runs(folder)}
 

@@ -12,8 +12,8 @@ import pytest
 from spmdrl import slurm
 from spmdrl.cluster import batch_scripts, hostfile
 from spmdrl.config import ConfigError
+from tests.children import ROOT, clean_environment
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/cartpole.py"
 OLD_HEADER = "job,ip,tf_port,cuda_visible_devices,ssh_port,ssh_username,ssh_password\n"
 needs_shellcheck = pytest.mark.skipif(
@@ -207,14 +207,21 @@ def test_submit_without_slurm(run, tmp_path, monkeypatch):
 # The scripts' own logic, with stand-ins for srun, mpiexec, scontrol and qsub
 
 
-@pytest.fixture
-def site(tmp_path):
-    """Run a script where the ranks are stand-ins that leave with the given codes."""
+class Site:
+    """Runs a script where the ranks are stand-ins that leave with the given codes."""
 
-    def start(script: Path, codes: str, *arguments: str, **env: str) -> subprocess.CompletedProcess:
-        here = tmp_path / "bin"
+    def __init__(self, folder: Path):
+        self._folder, self._calls = folder, folder / "calls"
+
+    def calls(self) -> list[str]:
+        return self._calls.read_text().splitlines()
+
+    def __call__(
+        self, script: Path, codes: str, *arguments: str, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        here = self._folder / "bin"
         here.mkdir(exist_ok=True)
-        fake_command(here, "python", f'echo "python $*" >>{tmp_path}/calls\nexit "$CODE"')
+        fake_command(here, "python", f'echo "python $*" >>{self._calls}\nexit "$CODE"')
         starter = (
             'while [ "$1" != bash ]; do shift; done\nworst=0\n'
             f'for CODE in {codes}; do export CODE; "$@" || worst=$?; done\nexit $worst'
@@ -222,19 +229,21 @@ def site(tmp_path):
         for name in ("srun", "mpiexec"):
             fake_command(here, name, starter)
         for name in ("scontrol", "qsub"):
-            fake_command(here, name, f'echo "{name} $*" >>{tmp_path}/calls')
+            fake_command(here, name, f'echo "{name} $*" >>{self._calls}')
         slurm_env = {
             "SLURM_JOB_ID": "17", "SLURM_JOB_NAME": "x", "SLURM_NTASKS": "2",
             "SLURM_JOB_NODELIST": "n[1-2]",
         }  # fmt: skip
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
-        clean |= slurm_env | env | {"PATH": f"{here}:{os.environ['PATH']}"}
+        slurm_env |= env | {"PATH": f"{here}:{os.environ['PATH']}"}
         return subprocess.run(
-            ["bash", script, *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True
-        )
+            ["bash", script, *arguments],
+            cwd=self._folder, env=clean_environment(**slurm_env), capture_output=True, text=True,
+        )  # fmt: skip
 
-    start.calls = lambda: (tmp_path / "calls").read_text().splitlines()
-    return start
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
 
 
 TRAIN = ROOT / "slurm/train.sbatch"

@@ -16,6 +16,7 @@ from spmdrl.parallel.process import SAME_BITS_FLAG
 from spmdrl.parallel.spawn import mpirun_command
 from spmdrl.verify import TOPOLOGIES
 from spmdrl.verify import main as verify
+from tests.children import CARTPOLE, ROOT
 
 SUITE = Path(__file__).with_name("spmd")
 PYTEST = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-p", "no:cacheprovider", "-x"]
@@ -92,7 +93,7 @@ def test_under_mpirun(devices: int, tmp_path) -> None:
 @pytest.mark.timeout(300)
 def test_same_bits_on_one_core_as_on_all(tmp_path) -> None:
     """Images, whose gradients are sums over tens of thousands of places."""
-    config = SUITE.parents[1] / "configs" / "pong.py"
+    config = ROOT / "configs" / "pong.py"
     command = [
         sys.executable, "-m", "spmdrl.train", str(config), "--sync.deterministic",
         "--env.num-envs", "64", "--algo.num-steps", "8", "--total-steps", "512",
@@ -111,9 +112,8 @@ def test_same_bits_on_one_core_as_on_all(tmp_path) -> None:
 @pytest.mark.timeout(900)
 def test_verify_finds_the_same_bits_on_every_topology(capsys) -> None:
     """Among them 4 x 1, gather on 2 and on 3 ranks, and jax on 2 x 2, each by its own command."""
-    config = str(SUITE.parents[1] / "configs" / "cartpole.py")
     sizes = ["--env.num-envs", "64", "--algo.num-steps", "32", "--sync.deterministic"]
-    assert verify([config, "--updates", "2", *sizes]) == 0, capsys.readouterr()
+    assert verify([CARTPOLE, "--updates", "2", *sizes]) == 0, capsys.readouterr()
     rows = capsys.readouterr().out.splitlines()[1:]
     assert len(rows) == len(TOPOLOGIES) >= 9  # an empty list would agree with itself
     assert all(row.split()[-2] == "yes" for row in rows)

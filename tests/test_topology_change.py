@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from spmdrl.verify import difference
+from tests.children import CARTPOLE, succeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-CONFIG = str(Path(__file__).resolve().parents[1] / "configs" / "cartpole.py")
 SIZES = [
     "--env.num-envs", "32", "--algo.num-steps", "32", "--total-steps", str(32 * 32 * 6),
     "--checkpoint.every", "3", "--log.panel", "off",
@@ -23,11 +21,7 @@ LAST = "checkpoints/update-00000006"
 
 
 def train(run_dir: Path, *flags: str) -> Path:
-    command = [sys.executable, "-m", "spmdrl.train", CONFIG, *SIZES, *flags]
-    done = subprocess.run(
-        [*command, "--run-dir", str(run_dir)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    succeed("-m", "spmdrl.train", CARTPOLE, *SIZES, *flags, "--run-dir", run_dir)
     return run_dir
 
 

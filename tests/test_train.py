@@ -4,18 +4,15 @@ Training happens in three processes, once for all tests of this file.
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from spmdrl.runtime.rundir import read_run
+from tests.children import python, succeed
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.timeout(600)  # a training is part of a test's time; CI may be busy
 
 # CartPole with the settings of the SB3 zoo, which learn fast. Over seeds 1 to 5 the last 100
@@ -91,22 +88,6 @@ class Run:
     def params_sha256(self, update: int) -> str:
         meta = self.path / "checkpoints" / f"update-{update:08d}" / "meta.json"
         return json.loads(meta.read_text())["params_sha256"]
-
-
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    """A Python process that knows nothing of this test's launcher, uv or jax settings."""
-    ours = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "SPMDRL_", "XLA_", "JAX_", "UV_RUN")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        capture_output=True, text=True, cwd=ROOT, env=env, check=False,
-    )  # fmt: skip
-
-
-def succeed(*words: object) -> str:
-    done = run(*words)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="session")
@@ -256,6 +237,6 @@ def test_plot_several_runs(learned, again, folder):
 
 @pytest.mark.parametrize("module", ["evaluate", "plot"])
 def test_tools_refuse_what_is_no_run(module, folder):
-    done = run("-m", f"spmdrl.{module}", folder / "nowhere")
+    done = python("-m", f"spmdrl.{module}", folder / "nowhere")
     assert done.returncode == 2
     assert f"{folder / 'nowhere'} is not a run directory" in done.stderr

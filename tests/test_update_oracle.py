@@ -43,6 +43,7 @@ PONG = dataclasses.replace(
 
 def advantages(config: Config, rows: Rollout, last_value: np.ndarray) -> np.ndarray:
     """From behind: a time limit cuts the trace, an end also what comes after."""
+    assert isinstance(config.algo, Ppo)
     gamma, lam = config.algo.gamma, config.algo.gae_lambda
     after, values = np.zeros_like(last_value), [*rows.value, last_value]
     found = np.zeros_like(rows.value)
@@ -55,6 +56,7 @@ def advantages(config: Config, rows: Rollout, last_value: np.ndarray) -> np.ndar
 
 def plain_loss(config: Config, policy: Any, params: Any, rows: dict[str, Any]) -> jax.Array:
     algo = config.algo
+    assert isinstance(algo, Ppo)
     first = jnp.zeros(len(rows["obs"]), bool)
     _, dist_params, value = policy.apply(variables_of(params, ()), (), rows["obs"], first)
     advantage = rows["advantage"]
@@ -90,7 +92,7 @@ def learn_plainly(config: Config, policy: Any, params: Any, rollout: Rollout, ke
         for steps in np.split(epoch, algo.minibatches):
             env = np.broadcast_to(np.arange(steps.shape[1]), steps.shape)
             chosen = rows.valid[steps, env]
-            minibatch = {k: x[steps, env][chosen] for k, x in columns.items()}
+            minibatch = {k: jnp.asarray(x[steps, env][chosen]) for k, x in columns.items()}
             grads = jax.grad(partial(plain_loss, config, policy))(params, minibatch)
             change, state = optimizer.update(grads, state)
             params = optax.apply_updates(params, change)
@@ -105,7 +107,7 @@ def test_an_update_equals_the_same_written_plainly(config):
     policy, key = trainer.learner.policy, trainer.update_key
     before = jax.tree.map(np.array, trainer.state.params)
     rollout, _ = trainer.collect()
-    expected = learn_plainly(config, policy, before, jax.device_get(rollout), key)
+    expected = learn_plainly(config, policy, before, rollout, key)
     trainer.learn(rollout)
     learned = trainer.state
     moved = max(

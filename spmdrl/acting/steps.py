@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Bool, Float, Int
 
@@ -16,7 +15,7 @@ from spmdrl.envs.base import EnvBatch
 from spmdrl.nets.policy import Policy
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import in_shards, split_envs
-from spmdrl.types import Array, Carry, Obs, Rollout, TimeStep
+from spmdrl.types import Array, Carry, Obs, Rollout, TimeStep, Tree
 
 __all__ = [
     "ActorState", "Scores", "Steps", "accumulate", "act", "draw_noise", "finish_rollout",
@@ -24,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class ActorState(struct.PyTreeNode):
+class ActorState(Tree):
     """Where B environments are between two rollouts."""
 
     obs: Obs
@@ -36,7 +35,7 @@ class ActorState(struct.PyTreeNode):
     episode_length: Int[Array, "B"]
 
 
-class Steps(struct.PyTreeNode):
+class Steps(Tree):
     """T time-major rows as they come out of the stepping, before anything is derived."""
 
     obs: Obs
@@ -89,7 +88,7 @@ def act(
     return in_shards(rows_of_shard, shards, carry, obs, first, noise)
 
 
-class Scores(struct.PyTreeNode):
+class Scores(Tree):
     """Log-probability and value of every row, by the policy that acted."""
 
     log_prob: Float[Array, "T B"]

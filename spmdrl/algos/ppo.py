@@ -75,6 +75,9 @@ class Ppo(AlgoConfig):
 # Once per update: advantages, and what is summed over all of them
 
 
+Sums = dict[str, Float[Array, "..."]]  # powers [sets, 3] and fit [5]
+
+
 class Targets(NamedTuple):
     advantage: Float[Array, "T B"]
     value: Float[Array, "T B"]
@@ -92,7 +95,7 @@ def prepare(ppo: Ppo, models: Models, rollout: Rollout) -> Targets:
     return Targets(advantage, advantage + rollout.value)
 
 
-def sums(ppo: Ppo, rollout: Rollout, targets: Targets, by_minibatch: ByMinibatch) -> Reports:
+def sums(ppo: Ppo, rollout: Rollout, targets: Targets, by_minibatch: ByMinibatch) -> Sums:
     """Count, sum and sum of squares of the advantages, for each set that is normalised together;
     and what explained variance needs."""
     weight = rollout.valid.astype(jnp.float32)
@@ -113,7 +116,7 @@ def fit_sums(rollout: Rollout, targets: Targets) -> Float[Array, "5"]:
     return jnp.stack([x.sum() for x in terms])
 
 
-def summary(total: Reports) -> Reports:
+def summary(total: Sums) -> Reports:
     return {"ppo/explained_variance": explained_variance(total["fit"])}
 
 
@@ -134,7 +137,7 @@ class Constants(NamedTuple):
     clip_eps: Float[Array, ""]
 
 
-def constants(ppo: Ppo, total: Reports, moment: Moment) -> Constants:
+def constants(ppo: Ppo, total: Sums, moment: Moment) -> Constants:
     mean, scale = jnp.zeros(()), jnp.ones(())
     if ppo.normalize_advantage != "none":
         index = moment.index if ppo.normalize_advantage == "minibatch" else 0

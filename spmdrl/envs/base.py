@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +32,7 @@ class XlaStep(NamedTuple):
     step: Callable[[Any, Any], tuple[Any, TimeStep]]
 
 
+@runtime_checkable
 class EnvBatch(Protocol):
     """B environments; `send` starts a step and `recv` waits for it."""
 
@@ -53,7 +54,7 @@ class EnvBatch(Protocol):
     def close(self) -> None: ...
 
 
-def env_seeds(run_seed: int, env_ids: Sequence[int], generation: int = 0) -> list[int]:
+def env_seeds(run_seed: int, env_ids: Iterable[int], generation: int = 0) -> list[int]:
     """One seed per global environment id, distinct over all ids of a run.
 
     An odd factor is invertible modulo a power of two, so no two ids meet; the hash keeps the

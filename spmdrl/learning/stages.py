@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
@@ -30,7 +29,7 @@ from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import rollout_specs, split_envs
 from spmdrl.parallel.platforms import likes
 from spmdrl.parallel.sync import GradSync
-from spmdrl.types import Array, Report, Rollout, TrainState
+from spmdrl.types import Array, Report, Rollout, TrainState, Tree
 
 __all__ = [
     "ROWS", "Learner", "Prepared", "Progress", "apply_gradient", "finish",
@@ -85,7 +84,7 @@ def make_learner(
     )
 
 
-class Prepared(struct.PyTreeNode):
+class Prepared(Tree):
     """What the minibatches need besides the rollout."""
 
     targets: Any  # the algorithm's, [T, B, ...]
@@ -94,7 +93,7 @@ class Prepared(struct.PyTreeNode):
     reward_moments: Any
 
 
-class Progress(struct.PyTreeNode):
+class Progress(Tree):
     """What changes from minibatch to minibatch."""
 
     state: TrainState

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,7 @@ def specs_of(learner: Learner) -> dict[str, Any]:
     return {"same": same, "rollout": rollout_specs(), "prepared": prepared}
 
 
+@runtime_checkable
 class Runner(Protocol):
     """How stages are run and their sums added up."""
 

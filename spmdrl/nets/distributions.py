@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from spmdrl.types import ActionSpace
 __all__ = ["Categorical", "DiagNormal", "Distribution", "make_distribution"]
 
 
+@runtime_checkable
 class Distribution(Protocol):
     @property
     def num_params(self) -> int:

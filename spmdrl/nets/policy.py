@@ -83,10 +83,8 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
 
     def init(key: Array) -> Params:
         blank = {"obs_stats": {"moments": moments.of_observations(True, spec)}}
-        first = jnp.zeros((1,), bool)
-        _, grown = net.apply(
-            blank, (), spec.zeros(1), first, rngs={"params": key}, mutable=["params"]
-        )
+        obs, first = jax.tree.map(jnp.asarray, spec.zeros(1)), jnp.zeros((1,), bool)
+        _, grown = net.apply(blank, (), obs, first, rngs={"params": key}, mutable=["params"])
         return grown["params"]
 
     def apply(variables: Any, carry: Carry, obs: Obs, first: Array) -> Answer:

@@ -11,7 +11,9 @@ import socket
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.processes import (
     MARK,
@@ -176,9 +178,11 @@ class SlurmCluster:
         dead = [name for name in self.names if self._daemons[name].poll() is not None]
         for name in dead:
             self.start_node(name)
-        up = {"IDLE", "ALLOCATED", "MIXED"}
         for name in dead:
-            wait_for(f"{name} back", lambda node=name: self.node_state(node) in up, 60)
+            wait_for(f"{name} back", partial(self._is_up, name), 60)
+
+    def _is_up(self, name: str) -> bool:
+        return self.node_state(name) in {"IDLE", "ALLOCATED", "MIXED"}
 
     def _runs_on(self, env: dict[str, str], name: str) -> bool:
         node = env.get("SLURMD_NODENAME", env.get(NODE_MARK))
@@ -194,7 +198,7 @@ class SlurmCluster:
     # ---------------------------------------------------------------------------------------
     # Jobs
 
-    def run(self, *command: str, check: bool = False, **kwargs: object) -> str:
+    def run(self, *command: str, check: bool = False, **kwargs: Any) -> str:
         """Standard output of a Slurm command."""
         done = self.call(*command, **kwargs)
         if check and done.returncode:
@@ -208,7 +212,7 @@ class SlurmCluster:
             command, env=self.env | env, cwd=cwd, text=True, capture_output=True, timeout=timeout
         )
 
-    def sbatch(self, *arguments: str, cwd: Path, **env: str) -> str:
+    def sbatch(self, *arguments: str, cwd: Path, **env: Any) -> str:
         """Submit; the job's id."""
         done = self.call("sbatch", "--parsable", *arguments, cwd=cwd, **env)
         if done.returncode:

@@ -3,16 +3,15 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import spmdrl.cluster.hostfile
+from tests.children import ROOT
 from tests.cluster.processes import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
 START_S = 300
 CARTPOLE = ["configs/cartpole.py", "--log.panel", "off"]
 

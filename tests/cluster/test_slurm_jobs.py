@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import ROOT
 from tests.cluster.processes import wait_for
+from tests.cluster.slurm import SlurmCluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "slurm").glob("*.sbatch"))
 NODES = ["--nodes=2", "--ntasks-per-node=1"]
 REACTION_S = 10  # from a disturbance until the job has ended or is in the queue again
@@ -39,7 +40,7 @@ def slow_after(*updates: int) -> dict[str, str]:
 class Submitted:
     """A job and where it writes."""
 
-    cluster: object
+    cluster: SlurmCluster
     job: str
     path: Path
 

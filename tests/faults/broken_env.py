@@ -1,4 +1,4 @@
-"""A Gymnasium environment that breaks: `--env.backend gymnasium --env.id broken_env:Broken-v0`.
+"""A Gymnasium environment that breaks: `--env.id tests.faults.broken_env:Broken-v0`.
 
 CartPole until, on one rank, in a chosen step of a chosen update, it does what `fault` says. The
 moment is written to `marks/fault`: a trial without that file has tried nothing.
@@ -17,9 +17,9 @@ from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
-from judge import HEARTBEAT_AGE_S
 
 from spmdrl.parallel.topology import detect
+from tests.faults.judge import HEARTBEAT_AGE_S
 
 __all__ = ["Broken", "write_mark"]
 
@@ -89,4 +89,4 @@ class Broken(CartPoleEnv):
             ENDS[self._fault]()
 
 
-gym.register("Broken-v0", entry_point="broken_env:Broken", max_episode_steps=500)
+gym.register("Broken-v0", entry_point=lambda **given: Broken(**given), max_episode_steps=500)

@@ -1,4 +1,6 @@
-"""`spmdrl.train` with a fault built in: `python faulty.py FAULT RANK UPDATE MARKS argv...`.
+"""`spmdrl.train` with a fault built in.
+
+    python -m tests.faults.faulty FAULT RANK UPDATE MARKS argv...
 
 Only for faults that no environment, signal or command line can make. Each replaces one public
 function or method, in the module that defines it, as soon as that is imported: HOOKS is all there
@@ -14,9 +16,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from typing import Any
 
-from broken_env import write_mark
-
 from spmdrl.parallel.topology import detect
+from tests.faults.broken_env import write_mark
 
 fault, guilty, update, marks, *argv = sys.argv[1:]
 at_update = int(update)

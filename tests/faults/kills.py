@@ -1,6 +1,6 @@
 """Kill a run at random moments and resume it; it must end as if nothing had happened.
 
-    python tests/faults/kills.py --trials 30          # writes benchmarks/results/kills.md
+    python -m tests.faults.kills --trials 30          # writes benchmarks/results/kills.md
 
 Every trial starts a 60-update run on two ranks, sends SIGKILL to a random rank at a random moment
 (compiling, rolling out, averaging, saving), starts the same command again, and sometimes kills
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.children import ROOT, train_command
+
 UPDATES = 60
 SIZES = [
     "--env.num-envs", "8", "--algo.num-steps", "32", "--total-steps", str(8 * 32 * UPDATES),
@@ -32,14 +33,14 @@ TIMED = ("time/", "perf/", "comm/", "rank/", "progress/eta")
 
 
 def start(run_dir: Path, ranks: int, cache: Path) -> subprocess.Popen[str]:
-    config = str(ROOT / "configs" / "cartpole.py")
-    command = [sys.executable, "-m", "spmdrl.train", config, *SIZES, "--run-dir", str(run_dir)]
+    command = train_command(*SIZES, "--run-dir", run_dir)
     if ranks > 1:
         command += ["--nprocs", str(ranks)]
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
+        command, cwd=ROOT, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
 
 
 def finish(job: subprocess.Popen[str]) -> str:

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from judge import PHASES
-
 from spmdrl.parallel.spawn import mpirun_command
+from tests.children import CARTPOLE, ROOT
+from tests.faults.judge import PHASES
 
 __all__ = ["PHASE_LIMIT", "PLACES", "Place", "command", "environment", "places_of"]
 
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).parent
 PHASE_LIMIT = 4.0
 NUM_STEPS = 16
 # Programs hold addresses of their process. Where these are the same each time, they need not be
@@ -85,12 +83,11 @@ def command(place: Place, ranks: int, rank: int, rng: random.Random, folder: Pat
     """The job, its fault included where that is not a signal from outside."""
     update = rng.randrange(2, 12)
     step = rng.randrange(NUM_STEPS) if place.step is None else place.step
-    config = str(ROOT / "configs" / "cartpole.py")
-    arguments = [config, *SIZES, "--run-dir", str(folder / "run")]
+    arguments = [CARTPOLE, *SIZES, "--run-dir", str(folder / "run")]
     program = [sys.executable, "-m", "spmdrl.train"]
     if place.by == "hook":
-        faulty = str(HERE / "faulty.py")
-        program = [sys.executable, faulty, place.name, str(rank), str(update), str(folder)]
+        fault = [place.name, str(rank), str(update), str(folder)]
+        program = [sys.executable, "-m", "tests.faults.faulty", *fault]
     elif place.by == "environment":
         arguments += _broken_env(place.name.removesuffix("-last"), rank, update, step, folder)
     elif place.by == "shell":
@@ -108,7 +105,7 @@ def _broken_env(fault: str, rank: int, update: int, step: int, folder: Path) -> 
         "--env.backend",
         "gymnasium",
         "--env.id",
-        "broken_env:Broken-v0",
+        "tests.faults.broken_env:Broken-v0",
         "--env.options",
         *pairs,
     ]
@@ -130,4 +127,4 @@ def _shell(fault: str, rank: int, folder: Path) -> Sequence[str]:
 
 def environment(base: dict[str, str]) -> dict[str, str]:
     """Every rank must find the broken environment."""
-    return base | {"PYTHONPATH": f"{HERE}:{ROOT}:{base.get('PYTHONPATH', '')}"}
+    return base | {"PYTHONPATH": f"{ROOT}:{base.get('PYTHONPATH', '')}"}

@@ -1,6 +1,6 @@
 """Ask a run to stop, by each way there is, and resume it; it must end as if never stopped.
 
-    python tests/faults/stops.py          # about 12 minutes; writes benchmarks/results/stops.*
+    python -m tests.faults.stops          # about 12 minutes; writes benchmarks/results/stops.*
 
 The launcher is `--nprocs 2` or an mpirun of the user's own. Every run is stopped up to five times,
 each time a few updates later, and in the end let through. A trial holds when the job leaves with
@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kills import ROOT, SIZES, UPDATES, finish, outcome, ranks_of
-
 from spmdrl.parallel.spawn import mpirun_command
+from tests.children import ROOT, train_command
+from tests.faults.kills import SIZES, UPDATES, finish, outcome, ranks_of
 
 EXIT_STOPPED = 75
 STOPS = 5  # of one run
@@ -60,8 +60,7 @@ class Trial:
 
 
 def start(run_dir: Path, target: str) -> subprocess.Popen[str]:
-    config = str(ROOT / "configs" / "cartpole.py")
-    command = [sys.executable, "-m", "spmdrl.train", config, *SIZES, "--run-dir", str(run_dir)]
+    command = train_command(*SIZES, "--run-dir", run_dir)
     if target == "--nprocs":
         command += ["--nprocs", "2"]
     else:
@@ -95,7 +94,7 @@ def stop_once(run_dir: Path, target: str, number: int, rng: random.Random) -> Tr
 
 def run_chain(folder: Path, target: str, number: int, reference: Any, seed: int) -> list[Trial]:
     """One run that is stopped several times; if its end is exact, every stop was."""
-    rng, trials = random.Random(f"{target} {number} {seed}"), []
+    rng, trials = random.Random(f"{target} {number} {seed}"), list[Trial]()
     run_dir = folder / f"{target}-{number}-{seed}".replace(" ", "-")
     while len(trials) < STOPS and updates_done(run_dir) < UPDATES - 12:
         trials.append(stop_once(run_dir, target, number, rng))
@@ -150,7 +149,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         run_trials(args.trials, Path(folder), args.out)
     trials = read(args.out)
-    text = f"Made by `python tests/faults/stops.py`: {UPDATES} updates of CartPole on 2 ranks.\n\n"
+    text = f"Made by `python -m tests.faults.stops`: {UPDATES} updates of CartPole on 2 ranks.\n\n"
     args.out.with_suffix(".md").write_text(f"{text}{table(trials)}\n")
     print(table(trials))
     return 0 if all(t.held for t in trials) else 1

@@ -1,6 +1,6 @@
 """Break one rank of a real job in every way we can think of, and time how the job ends.
 
-    python tests/faults/trials.py          # about 70 minutes; writes benchmarks/results/faults.*
+    python -m tests.faults.trials          # about 70 minutes; writes benchmarks/results/faults.*
 
 It can be stopped and started again: trials that are done stay done.
 A trial holds when the fault did happen, and the job then ends in time, with a code other than 0,
@@ -27,8 +27,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from judge import HEARTBEAT_AGE_S, KINDS, Fault, Verdict, judge
-from places import PHASE_LIMIT, ROOT, Place, command, environment, places_of
+from tests.children import ROOT
+from tests.faults.judge import HEARTBEAT_AGE_S, KINDS, Fault, Verdict, judge
+from tests.faults.places import PHASE_LIMIT, Place, command, environment, places_of
 
 __all__ = ["Trial", "read", "run_trial", "table"]
 
@@ -242,7 +243,7 @@ def main() -> int:
         for kind, ranks in itertools.product(args.faults, args.ranks):
             run_trials(kind, ranks, args.trials, args.out, env)
     trials = read(args.out)
-    text = "Made by `python tests/faults/trials.py`; what the columns mean: docs/faults.md.\n\n"
+    text = "Made by `python -m tests.faults.trials`; what the columns mean: docs/faults.md.\n\n"
     args.out.with_suffix(".md").write_text(f"{text}{table(trials)}\n")
     print(table(trials))
     return 0 if all(t.held for t in trials) else 1

@@ -31,7 +31,10 @@ def test_allmean(wrap):
 def test_allmean_by_way_of_the_host_returns_to_the_device(monkeypatch):
     monkeypatch.setattr(mpi, "reaches_device", lambda: False)
     device = jax.local_devices()[-1]
-    tree = {"a": np.full((2, 3), float(api.rank()), np.float32), "b": np.float32(2.0 ** api.rank())}
+    tree = {
+        "a": np.full((2, 3), float(api.rank()), np.float32),
+        "b": np.asarray(2.0 ** api.rank(), np.float32),
+    }
     found = api.allmean(jax.device_put(tree, device))
     means(found)
     assert found["a"].devices() == {device}
@@ -71,7 +74,10 @@ def test_batches_must_have_the_same_names():
 
 
 def test_broadcast_gives_what_rank_0_has():
-    mine = {"w": np.full((2, 2), api.rank() + 0.5, np.float32), "n": np.int32(api.rank() + 7)}
+    mine = {
+        "w": np.full((2, 2), api.rank() + 0.5, np.float32),
+        "n": np.asarray(api.rank() + 7, np.int32),
+    }
     found = api.broadcast(mine)
     np.testing.assert_array_equal(found["w"], np.full((2, 2), 0.5))
     assert int(found["n"]) == 7

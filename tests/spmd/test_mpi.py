@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from runs import CARTPOLE, run, updates
 
 from spmdrl.config import ConfigError, NetConfig, SyncConfig
 from spmdrl.parallel import mpi
@@ -19,6 +18,7 @@ from spmdrl.parallel.mesh import AXIS, local_devices, make_mesh, on_device
 from spmdrl.parallel.sync import GradSync, make_grad_sync
 from spmdrl.parallel.world import World
 from spmdrl.verify import compare
+from tests.spmd.runs import CARTPOLE, run, updates
 
 WAYS = ("private calls", "public calls", "one thread")
 
@@ -65,7 +65,7 @@ def brought_by(rank: int, shards: int) -> np.ndarray:
     return np.arange(shards * 3, dtype=np.float32).reshape(shards, 3) + 100.0 * rank
 
 
-def total(sync: GradSync, devices: int) -> jax.Array:
+def total(sync: GradSync, devices: int) -> np.ndarray:
     """As the update takes it, of two shards a device."""
     mesh = make_mesh(local_devices(devices))
     tree = {"g": brought_by(sync.world.rank, 2 * devices)}

@@ -95,6 +95,7 @@ def test_an_accelerator_that_mpi_does_not_reach(alone, shared_folder, world, mon
     run(updates(config, count), 1, world, folder, make_mesh([accelerator]))
     if world.size > 1:
         add = make_grad_sync(config.sync, world, 1).between
+        assert add is not None
         total = add(jax.device_put(np.ones((1, 3)), accelerator))
         assert total.devices() == {host}
         assert total.tolist() == 3 * [world.size]

@@ -29,7 +29,7 @@ INPUTS = "wide_inputs"  # a collection that `apply` fills where it is mutable
 PROBES = "wide_probes"  # zeros to add to the outputs: the gradient of a probe is its output's
 
 Path = tuple[str, ...]  # of a layer in the tree of parameters
-Factors = dict[Path, Float[Array, "N F"]]
+Factors = dict[Path, Float[Array, "N _"]]
 
 
 class WideDense(nn.Module):
