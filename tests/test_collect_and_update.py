@@ -212,20 +212,21 @@ def test_target_kl_stops_the_epochs(cartpole):
     assert not same(one, free)
 
 
-BREAKS = {
-    "observation": ("obs", (4, 2, 1)),
-    "reward": ("reward", (4, 2)),
-    "network output": ("log_prob", (4, 2)),
-}
+BREAKS = [
+    ("observation", "obs", (4, 2, 1)),
+    ("observation", "last_obs", (2, 1)),
+    ("reward", "reward", (4, 2)),
+    ("network output", "log_prob", (4, 2)),
+]
 
 
-@pytest.mark.parametrize("kind", BREAKS)
-def test_numbers_that_are_not_finite_change_nothing_and_are_reported(cartpole, kind):
+@pytest.mark.parametrize(("kind", "name", "at"), BREAKS)
+def test_numbers_that_are_not_finite_change_nothing_and_are_reported(cartpole, kind, name, at):
     setup, rollout = cartpole
-    name, at = BREAKS[kind]
     broken = np.asarray(getattr(rollout, name)).copy()
     broken[at] = np.nan
-    assert np.asarray(rollout.valid)[4, 2]
+    assert np.asarray(rollout.valid)[[4, -1], 2].all()
+    assert not np.asarray(rollout.terminated)[-1, 2]
     state, report = setup.update(jax.device_put(rollout.replace(**{name: broken})))
     assert same(state.params, setup.state().params)
     nonfinite = np.asarray(report.nonfinite)

@@ -110,9 +110,10 @@ def test_only_one_module_imports_mpi4jax():
 
 
 LIGHT = [
-    "config", "parallel.topology", "runtime.rundir", "runtime.checkpoint", "envs.ids", "train",
-    "evaluate", "plot", "runs", "record", "episodes", "clone", "cli", "options", "doctor", "verify",
-    "tune", "slurm", "runtime.files", "runtime.models", "runtime.evaluation", "acting.player",
+    "config", "parallel.topology", "parallel.spawn", "parallel.process", "runtime.rundir",
+    "runtime.watchdog", "runtime.signals", "runtime.checkpoint", "runtime.files", "runtime.models",
+    "runtime.evaluation", "acting.player", "envs.ids", "episodes", "cli", "options", "train",
+    "evaluate", "plot", "runs", "record", "clone", "doctor", "verify", "tune", "slurm",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spmdrl.config import Config, ConfigError, EnvConfig
-from spmdrl.runtime import lock
+from spmdrl.runtime import lock, rundir
 from spmdrl.runtime.rundir import check_run_dir, close_run, open_run
 from tests.children import ROOT, train_command
 
@@ -122,8 +122,9 @@ def test_looking_at_its_own_directory_does_not_give_it_up(tmp_path):
     close_run(run)
 
 
-def test_a_refused_config_does_not_keep_the_lock(tmp_path):
+def test_a_config_refused_after_the_lock_was_taken_does_not_keep_it(tmp_path, monkeypatch):
     close_run(open_run(config_in(tmp_path / "run")))
+    monkeypatch.setattr(rundir, "check_run_dir", lambda config: None)  # which came too early
     with pytest.raises(ConfigError, match="another config"):
         open_run(config_in(tmp_path / "run", seed=7))
     assert not is_refused(tmp_path / "run")

@@ -195,7 +195,7 @@ class _Parts:
         return {
             "prepare": lambda: run(PREPARE, state, rollout, key, known),
             "gradient": lambda: run(GRADIENT, progress, rollout, prepared, sums),
-            "apply": lambda: run(APPLY, copied(progress), vector),  # it is donated
+            "apply": lambda: run(APPLY, copied(progress), vector, sums),  # it is donated
         }
 
     def update(self) -> Call:

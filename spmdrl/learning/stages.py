@@ -171,7 +171,7 @@ def gradient_sums(
 
 
 def apply_gradient(
-    learner: Learner, progress: Progress, vector: Float[Array, "n"]
+    learner: Learner, progress: Progress, vector: Float[Array, "n"], sums: Any
 ) -> tuple[tuple[Progress, dict[str, Array]], Any]:
     """The same step everywhere."""
     algorithm, state = learner.algorithm, progress.state
@@ -184,7 +184,8 @@ def apply_gradient(
     lr = learning_rate(learner.config, state.step)
     params, opt_state = learner.optimizer.step(gradient, state.opt_state, state.params, lr)
 
-    bad = total["nonfinite"].sum() > 0
+    # A rollout that is not finite is left out as a whole.
+    bad = (total["nonfinite"].sum() > 0) | (sums["nonfinite"].sum() > 0)
     keep = progress.stopped | bad
     new = state.replace(params=params, opt_state=opt_state)
     new = jax.tree.map(lambda old, stepped: jnp.where(keep, old, stepped), state, new)

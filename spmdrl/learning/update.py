@@ -49,7 +49,7 @@ class Stage(NamedTuple):
 MOMENTS = Stage(moment_sums, ("same", "rollout"))
 PREPARE = Stage(prepare, ("same", "rollout", "same", "same"), keeps="prepared")
 GRADIENT = Stage(gradient_sums, ("same", "rollout", "prepared", "same"))
-APPLY = Stage(apply_gradient, ("same", "same"), donates=(0,))
+APPLY = Stage(apply_gradient, ("same", "same", "same"), donates=(0,))
 FINISH = Stage(finish, ("same", "same", "prepared", "same", "same"))
 
 
@@ -80,7 +80,7 @@ def run_update(
 
     def step(progress: Progress) -> tuple[Progress, dict[str, Array]]:
         _, vector = run(GRADIENT, progress, rollout, prepared, sums, after=sums)
-        return run(APPLY, progress, vector)[0]
+        return run(APPLY, progress, vector, sums)[0]
 
     progress, reports = run.repeat(step, run.place(begin(state)), learner.num_gradients)
     before = state if learner.config.overlap else None

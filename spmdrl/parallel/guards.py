@@ -117,8 +117,15 @@ def finite_inputs(rollout: Rollout, xp: Any) -> list[Any]:
         rows = [xp.isfinite(x.reshape(*rollout.valid.shape, -1)).all(-1) for x in arrays]
         return (xp.stack(rows).all(0) | ~rollout.valid).all() if rows else xp.asarray(True)
 
-    floats = [x for x in jax.tree.leaves(rollout.obs) if np.issubdtype(x.dtype, np.floating)]
-    return [fine(floats), fine([rollout.reward]), fine([rollout.log_prob, rollout.value])]
+    def floats(obs: Any) -> list[Any]:
+        return [x for x in jax.tree.leaves(obs) if np.issubdtype(x.dtype, np.floating)]
+
+    # The value of what comes after the last step counts, unless the episode ended there.
+    unused = ~rollout.valid[-1] | rollout.terminated[-1]
+    last = [xp.isfinite(x.reshape(len(unused), -1)).all(-1) for x in floats(rollout.last_obs)]
+    sound = (xp.stack(last).all(0) | unused).all() if last else xp.asarray(True)
+    observed = fine(floats(rollout.obs)) & sound
+    return [observed, fine([rollout.reward]), fine([rollout.log_prob, rollout.value])]
 
 
 class NotFinite:

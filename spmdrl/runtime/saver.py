@@ -115,8 +115,8 @@ class Saver:
                     "make room or repair the disk, then run the same command again to resume"
                 ) from error
             self._logger.warning(
-                f"{problem}. Training continues; this is failure {self._failures} of the "
-                f"{MAX_FAILURES} in a row that end it. Earlier checkpoints are intact"
+                f"{problem}. Training continues (failure {self._failures} of {MAX_FAILURES} in a "
+                "row that end it). Earlier checkpoints are intact"
             )
             return False
         self._failures = 0

@@ -103,6 +103,7 @@ class Session:
         if self._world.is_root:
             print(f"spmdrl: {error}", file=sys.stderr, flush=True)
         self._write_status("failed", str(error))
+        self._watchdog.stop()  # else survivors would report this rank as killed
         # The others leave it to rank 0, which must have said it before they end the job.
         return abort_all(self._world, EXIT_BAD_INPUT, after_s=0.0 if self._world.is_root else 5.0)
 

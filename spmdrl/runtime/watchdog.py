@@ -29,6 +29,9 @@ __all__ = ["Watchdog", "is_running", "report_fault", "start_folder"]
 DAY = 86400.0  # seconds
 
 
+TOLD = "hang-reported"  # a file beside the heartbeats
+
+
 class Watchdog:
     """Ends the process when the training loop stays in one phase for too long.
 
@@ -61,6 +64,8 @@ class Watchdog:
     def move(self, folder: Path) -> None:
         """Keep the heartbeats there from now on, where the ranks of all hosts find them."""
         folder.mkdir(parents=True, exist_ok=True)
+        if self._rank == 0:
+            (folder / TOLD).unlink(missing_ok=True)  # of an earlier start that hung
         self._earlier, self._folder = self._folder, folder
         self._beat()
         self._forget(self._earlier)
@@ -152,16 +157,31 @@ class Watchdog:
             )
 
     def _end(self, waited: float) -> None:
-        print(
-            f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} has been in "
-            f"{self.where()} for {waited:.0f} s, longer than its limit of {self._limit:.0f} s. "
-            f"{self._laggard()} Raise --sync.phase-timeout-s if that is expected.",
-            file=sys.stderr,
-            flush=True,
-        )
+        if self._first_to_tell():
+            print(
+                f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} has been in "
+                f"{self.where()} for {waited:.0f} s, longer than its limit of {self._limit:.0f} s. "
+                f"{self._laggard()} Raise --sync.phase-timeout-s if that is expected.",
+                file=sys.stderr,
+                flush=True,
+            )
         faulthandler.dump_traceback(all_threads=True)
-        self.stop()
+        # The heartbeat stays: without it this rank would be taken for the one that hangs.
         os._exit(EXIT_FAULT)
+
+    def _first_to_tell(self) -> bool:
+        """One hang, one report: ranks that wait for the same one time out together, and a rank
+        that was stopped wakes up when it has been reported."""
+        if self._folder is None:
+            return True
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW
+        try:
+            os.close(os.open(self._folder / TOLD, flags, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:
+            return True
+        return True
 
     def _laggard(self) -> str:
         """Who is behind, by the heartbeats: silent for long, or in the earliest phase."""
