@@ -111,7 +111,7 @@ def test_the_loss_falls(cloned, data):
 def test_the_loss_is_the_negative_log_likelihood(data):
     config = replace(data.config, env=replace(data.config.env, normalize_obs=False))
     policy = make_policy(config, data.spec())
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     arrays = data.arrays(data.episodes[0])
     obs, action = np.array(arrays["obs"]), np.array(arrays["action"])
     _, logits, _ = policy.apply(variables_of(params, None), (), obs, jnp.zeros(len(obs), bool))

@@ -32,6 +32,11 @@ def chosen(selector, key, ids, rows):
     return selector.by_minibatch(selector.order(key, ids), rows)
 
 
+@partial(jax.jit, static_argnums=0)
+def drawn(selector, key, ids):
+    return selector.order(key, ids)
+
+
 def selectors(epochs, minibatches, num_steps):
     return [Steps(epochs, minibatches, num_steps), Sequences(epochs, minibatches)]
 
@@ -70,9 +75,9 @@ def test_the_same_minibatches_wherever_the_environments_live(size, seed, devices
 @pytest.mark.parametrize("selector", selectors(2, 3, 12), ids=["steps", "sequences"])
 def test_shards_of_the_order_are_the_orders_of_the_shards(selector):
     key, ids = jax.random.key(7), jnp.arange(12, dtype=jnp.int32)
-    cut = split_envs(selector.spec, selector.order(key, ids), 4)
+    cut = split_envs(selector.spec, drawn(selector, key, ids), 4)
     for shard, own in zip(cut, ids.reshape(4, 3), strict=True):
-        np.testing.assert_array_equal(shard, selector.order(key, own))
+        np.testing.assert_array_equal(shard, drawn(selector, key, own))
 
 
 def test_steps_of_every_environment_and_whole_environments():
@@ -88,27 +93,27 @@ def test_steps_of_every_environment_and_whole_environments():
 
 def test_the_rows_of_a_minibatch_are_those_that_its_sums_are_made_of():
     selector, ids = Steps(2, 3, 12), jnp.arange(4, dtype=jnp.int32)
-    order = selector.order(jax.random.key(1), ids)
+    order = drawn(selector, jax.random.key(1), ids)
     x = jnp.arange(48.0).reshape(12, 4)
-    by_minibatch = selector.by_minibatch(order, x)
+    by_minibatch, rows = selector.by_minibatch(order, x), jax.jit(selector.rows)
     for index in range(6):
-        t, b = selector.rows(order, jnp.int32(index))
+        t, b = rows(order, jnp.int32(index))
         np.testing.assert_array_equal(x[t, b], by_minibatch[index])
     whole = Sequences(2, 2)
-    order = whole.order(jax.random.key(1), ids)
-    by_minibatch = whole.by_minibatch(order, x)
+    order = drawn(whole, jax.random.key(1), ids)
+    by_minibatch, envs_of = whole.by_minibatch(order, x), jax.jit(whole.envs)
     for index in range(4):
-        envs = whole.envs(order, jnp.int32(index))
+        envs = envs_of(order, jnp.int32(index))
         np.testing.assert_array_equal(x[:, envs].reshape(-1), by_minibatch[index])
 
 
 def test_epochs_and_environments_have_orders_of_their_own():
-    order = np.asarray(Steps(3, 1, 16).order(jax.random.key(0), jnp.arange(10, dtype=jnp.int32)))
+    order = np.asarray(drawn(Steps(3, 1, 16), jax.random.key(0), jnp.arange(10, dtype=jnp.int32)))
     columns = {tuple(column) for epoch in order for column in epoch.T}
     assert len(columns) == 30
-    other = np.asarray(Steps(3, 1, 16).order(jax.random.key(1), jnp.arange(10, dtype=jnp.int32)))
+    other = np.asarray(drawn(Steps(3, 1, 16), jax.random.key(1), jnp.arange(10, dtype=jnp.int32)))
     assert (other != order).any(axis=1).all()
-    draws = Sequences(8, 8).order(jax.random.key(0), jnp.arange(16, dtype=jnp.int32))
+    draws = drawn(Sequences(8, 8), jax.random.key(0), jnp.arange(16, dtype=jnp.int32))
     assert len({tuple(row) for row in np.asarray(draws).reshape(16, 8)}) == 16
 
 

@@ -178,7 +178,7 @@ def assert_heads(params, hidden, dist_params, value, tolerance):
 
 
 def test_orthogonal_gains_of_the_mlp():
-    params = policy_of(spec_of(DISCRETE), hidden=(64, 32)).init(jax.random.key(0))
+    params = jax.jit(policy_of(spec_of(DISCRETE), hidden=(64, 32)).init)(jax.random.key(0))
     assert gain_error(params["policy_head"]["kernel"], 0.01) < 1e-4
     assert gain_error(params["value_head"]["kernel"], 1.0) < 1e-4
     for torso in ("actor_torso", "critic_torso"):
@@ -192,7 +192,7 @@ def test_orthogonal_gains_of_the_mlp():
 
 
 def test_orthogonal_gains_of_the_nature_cnn():
-    params = image_policy((44, 44, 4)).init(jax.random.key(0))
+    params = jax.jit(image_policy((44, 44, 4)).init)(jax.random.key(0))
     torso = [layer["kernel"] for layer in params["torso"].values()]
     assert [k.shape for k in torso] == [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64), (256, 512)]
     assert all(gain_error(k, SQRT2) < 1e-4 for k in torso)
@@ -254,7 +254,7 @@ def test_observations_of_any_shape_are_flattened_for_the_mlp():
 @pytest.mark.parametrize("init", [0.0, -0.5])
 def test_log_std_starts_at_its_setting(init):
     policy = policy_of(spec_of(BOX), hidden=(), log_std_init=init)
-    params = policy.init(jax.random.key(0))
+    params = jax.jit(policy.init)(jax.random.key(0))
     np.testing.assert_array_equal(params["log_std"], np.full(3, init, np.float32))
 
 
@@ -274,7 +274,7 @@ def test_only_continuous_actions_have_a_log_std():
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_mlp_by_numpy(activation):
     policy = policy_of(spec_of(DISCRETE), hidden=(8,), shared=True, activation=activation)
-    params = jax.tree.map(np.asarray, policy.init(jax.random.key(0)))
+    params = jax.tree.map(np.asarray, jax.jit(policy.init)(jax.random.key(0)))
     obs = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
     layer = params["torso"]["Dense_0"]
     hidden = obs @ layer["kernel"] + layer["bias"]

@@ -84,7 +84,7 @@ def test_an_image_that_is_called_vector():
 
 def test_the_network_sees_every_part_and_scales_the_image():
     trainer = build_trainer(PICTURES)
-    params = jax.device_get(trainer.state.params)
+    params = trainer.state.params
     assert set(params["actor_torso"]) == {"image", "vector"}
     policy, spec = trainer.learner.policy, trainer.collector.spec
     variables = variables_of(params, moments.of_observations(True, spec, spec.zeros()))
@@ -92,7 +92,8 @@ def test_the_network_sees_every_part_and_scales_the_image():
     for name in ("image", "vector"):
         other = {**plain, name: plain[name].copy()}
         other[name][1] = 100 if name == "image" else 0.1
-        _, logits, value = policy.apply(variables, (), other, jnp.zeros(2, bool))
+        obs = jax.tree.map(jnp.asarray, other)
+        _, logits, value = policy.apply(variables, (), obs, jnp.zeros(2, bool))
         assert not np.allclose(logits[0], logits[1]), name
         assert not np.allclose(value[0], value[1]), name
         assert np.abs(value).max() < 10, "bytes are scaled"

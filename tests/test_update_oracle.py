@@ -88,14 +88,19 @@ def learn_plainly(config: Config, policy: Any, params: Any, rollout: Rollout, ke
         optax.adam(optim.lr, optim.adam_b1, optim.adam_b2, optim.adam_eps),
     )
     state = optimizer.init(params)
+
+    @jax.jit
+    def step(params: Any, state: Any, minibatch: dict[str, Any]) -> tuple[Any, Any]:
+        gradient = jax.grad(partial(plain_loss, config, policy))(params, minibatch)
+        change, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, change), state
+
     for epoch in np.asarray(order):
         for steps in np.split(epoch, algo.minibatches):
             env = np.broadcast_to(np.arange(steps.shape[1]), steps.shape)
             chosen = rows.valid[steps, env]
             minibatch = {k: jnp.asarray(x[steps, env][chosen]) for k, x in columns.items()}
-            grads = jax.grad(partial(plain_loss, config, policy))(params, minibatch)
-            change, state = optimizer.update(grads, state)
-            params = optax.apply_updates(params, change)
+            params, state = step(params, state, minibatch)
     return params
 
 
