@@ -318,3 +318,9 @@ def test_uv_run_really_sets_the_variable():
         env=clean_environment(PYTHONPATH=str(ROOT)), check=False,
     )  # fmt: skip
     assert done.stdout == "uv run python -m spmdrl.doctor\n", done.stderr
+
+
+def test_a_run_without_a_finished_episode_ends_without_a_fault():
+    summary = {"episode_return_mean": None, "env_steps": 1, "wall_s": 1.0, "sps": 1.0}
+    said = closing_words(Path("runs/x"), summary | {"command": "again"})
+    assert said[0].endswith("no episode has ended")

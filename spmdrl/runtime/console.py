@@ -43,9 +43,9 @@ def on_terminal() -> bool:
 def closing_words(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
     """Where the results are and what can be done with them, as commands to copy."""
     result = summary["episode_return_mean"]
-    shown = f"mean return {result:.1f} over the last episodes"
-    if result is None:
-        shown = "no episode has ended"
+    shown = "no episode has ended"
+    if result is not None:
+        shown = f"mean return {result:.1f} over the last episodes"
     return [
         f"{summary['env_steps']:,} steps in {summary['wall_s']:.1f} s "
         f"({summary['sps']:,.0f} steps/s), {shown}",
