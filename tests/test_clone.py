@@ -113,7 +113,7 @@ def test_the_loss_is_the_negative_log_likelihood(data):
     policy = make_policy(config, data.spec())
     params = jax.jit(policy.init)(jax.random.key(0))
     arrays = data.arrays(data.episodes[0])
-    obs, action = np.array(arrays["obs"]), np.array(arrays["action"])
+    obs, action = jnp.asarray(arrays["obs"]), np.array(arrays["action"])
     _, logits, _ = policy.apply(variables_of(params, None), (), obs, jnp.zeros(len(obs), bool))
     rows = np.asarray(logits, np.float64)
     log_p = rows - np.log(np.exp(rows).sum(-1, keepdims=True))

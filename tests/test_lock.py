@@ -222,4 +222,6 @@ def test_of_two_starts_one_trains(tmp_path, offset):
         for process in both:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.wait()
+            assert process.stderr is not None
+            process.stderr.close()

@@ -69,7 +69,7 @@ def test_batches_must_have_the_same_names():
     batch = brought_by(api.rank())
     if api.rank() == 1:
         batch["extra"] = batch["obs"]
-    with pytest.raises(ValueError, match=r"rank 1 brings the arrays .*extra"):
+    with pytest.raises(ValueError, match=r"rank 1 has the arrays .*extra"):
         api.gather_batch(batch)
 
 
