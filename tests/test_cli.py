@@ -218,8 +218,10 @@ def test_the_last_words_of_a_run(output, words):
 
 
 WAITS = """
-import sys, time
+import signal, sys, time
 from spmdrl.cli import answer_errors
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
 
 @answer_errors()
 def main(argv=None):

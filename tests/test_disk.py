@@ -57,6 +57,13 @@ def wait_for_rows(run_dir: Path, count: int) -> None:
         time.sleep(0.01)
 
 
+def fill_while_it_trains(disk: Path) -> tuple[Path, subprocess.Popen[str], Path]:
+    """`(run directory, training, what takes the room)`."""
+    job = start(disk / "run")
+    wait_for_rows(disk / "run", 90)
+    return disk / "run", job, fill(disk)
+
+
 def fill(disk: Path) -> Path:
     filler = disk / "filler"
     with filler.open("ab", buffering=0) as stream:
@@ -70,10 +77,7 @@ def fill(disk: Path) -> Path:
 
 @pytest.mark.timeout(200)
 def test_training_ends_after_three_failures_and_resumes_when_there_is_room(small_disk, undisturbed):
-    run_dir = small_disk / "run"
-    job = start(run_dir)
-    wait_for_rows(run_dir, 90)
-    filler = fill(small_disk)
+    run_dir, job, filler = fill_while_it_trains(small_disk)
     output, _ = job.communicate(timeout=100)
     assert job.returncode == 1
     assert "failure 1 of 3" in output
@@ -97,10 +101,7 @@ def test_training_ends_after_three_failures_and_resumes_when_there_is_room(small
 
 @pytest.mark.timeout(200)
 def test_a_disk_that_is_full_for_a_while_costs_nothing(small_disk, undisturbed):
-    run_dir = small_disk / "run"
-    job = start(run_dir)
-    wait_for_rows(run_dir, 90)
-    filler = fill(small_disk)
+    run_dir, job, filler = fill_while_it_trains(small_disk)
     assert job.stdout is not None
     for line in job.stdout:
         if "failure 1 of 3" in line:

@@ -39,8 +39,9 @@ def make_run(path: Path, env: EnvConfig, returns: tuple[float | None, ...] = (1.
     policy, shape = make_policy(config, one.spec), one.spec.parts[""].shape
     one.close()
     open_run(config)
+    init = jax.jit(policy.init)
     for update, value in enumerate(returns, start=1):
-        params = jax.tree.map(lambda p: np.asarray(3 * p), policy.init(jax.random.key(update)))
+        params = jax.tree.map(lambda p: np.asarray(3 * p), init(jax.random.key(update)))
         seen = moments.init(shape if env.normalize_obs else (0,))
         arrays = {"params": to_named({"params": params, "obs_moments": seen})}
         Checkpointer(path / "checkpoints", keep=9).save(
