@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -189,11 +190,15 @@ def updates(folder: Path) -> list[int]:
     return [json.loads(n)["progress/update"] for n in lines if n.endswith("\n")]
 
 
-def wait_for_updates(folder: Path, count: int) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     limit = time.monotonic() + 60.0
-    while len(updates(folder)) < count:
+    while not condition():
         assert time.monotonic() < limit
         time.sleep(0.1)
+
+
+def wait_for_updates(folder: Path, count: int) -> None:
+    wait_for(lambda: len(updates(folder)) >= count)
 
 
 @pytest.mark.timeout(180)
@@ -205,6 +210,7 @@ def test_of_two_starts_one_trains(tmp_path, offset):
     both.append(train(folder))
     try:
         wait_for_updates(folder, 20)
+        wait_for(lambda: any(process.poll() is not None for process in both))
         (loser,) = [process for process in both if process.poll() is not None]
         (winner,) = [process for process in both if process is not loser]
         assert loser.returncode == 2

@@ -88,8 +88,14 @@ def check(probe: str, answer: Any) -> None:
         assert probability > 0.9, f"seen {seen}, wanted {action}, probability {probability}"
 
 
+# Seconds each, and many: `uv run pytest` tries PPO, `-m slow` the others.
+FIRST, *OTHERS = ALGORITHMS
+
+
 @pytest.mark.parametrize("probe", [*VALUES, *ACTIONS])
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algo", [FIRST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_what_is_known_is_learned(probe, algo):
     check(probe, learned(probe, ALGORITHMS[algo], TWO_TORSOS))
 
