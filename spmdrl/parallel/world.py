@@ -105,10 +105,6 @@ class World:
         """Arrays of one shape and dtype end to end, in order of rank, on every rank."""
         return rows
 
-    def any(self, flag: bool) -> bool:
-        """Whether it is true on some rank; the same answer everywhere."""
-        return flag
-
     def barrier(self) -> None:
         """Wait for everybody."""
 
@@ -230,11 +226,6 @@ class MpiWorld(World):
         found = np.empty((self.size, *rows.shape), rows.dtype)
         self._comm.Allgather(rows, found)
         return found.reshape(-1, *rows.shape[1:])
-
-    def any(self, flag: bool) -> bool:
-        found = np.array([flag], np.uint8)
-        self._comm.Allreduce(self._mpi.IN_PLACE, found, op=self._mpi.MAX)
-        return bool(found[0])
 
     def barrier(self) -> None:
         self._comm.Barrier()
