@@ -16,7 +16,7 @@ import pytest
 from spmdrl.algos import Ppo
 from spmdrl.config import Config, ConfigError, EnvConfig, NetConfig, OptimConfig, to_json
 from spmdrl.envs import make_env
-from spmdrl.envs.base import obs_spec, read_obs
+from spmdrl.envs.observations import obs_spec, read_obs
 from spmdrl.episodes import Batches, Recording
 from spmdrl.nets import make_policy, moments
 from spmdrl.nets.policy import variables_of

@@ -24,7 +24,8 @@ from spmdrl.algos import Ppo
 from spmdrl.algos.base import scheduled
 from spmdrl.algos.ppo import Targets, center_and_scale, explained_variance, fit_sums
 from spmdrl.config import Config, EnvConfig, OptimConfig, SyncConfig
-from spmdrl.envs.base import action_space, check_actions, env_seeds, to_env_action
+from spmdrl.envs.actions import action_space, check_actions, to_env_action
+from spmdrl.envs.base import env_seeds
 from spmdrl.learning.gradients import chunk_rows, sum_over_chunks
 from spmdrl.learning.optimizer import learning_rate
 from spmdrl.parallel.placement import ids_of_ranks, in_shards, shards_in, split_ids

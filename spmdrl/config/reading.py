@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib.util
 import itertools
 import re
-import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from spmdrl.config import own_code
 from spmdrl.config.rules import ConfigError, check_fields, fields_of, suggest
 from spmdrl.config.schema import Config
 
@@ -79,7 +78,7 @@ def read_file(path: str) -> Config:
         what = "is not a file" if file.exists() else "does not exist"
         raise ConfigError(f"config file {path} {what}{_similar_file(file)}")
     try:
-        module = _execute(file)
+        module = own_code.execute(file)
         config = module.get_config() if hasattr(module, "get_config") else _config_in(module)
     except Exception as error:
         raise ConfigError(f"config file {path} failed: {_explain(error, file)}") from error
@@ -90,21 +89,6 @@ def read_file(path: str) -> Config:
         )
     check_fields(config)
     return config
-
-
-def _execute(file: Path) -> ModuleType:
-    """The file as a module of its own name, so that classes defined in it can be found again."""
-    spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(file.resolve().parent))  # a variant imports its base by name
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
-    return module
 
 
 def _config_in(module: ModuleType) -> object:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from spmdrl.config import ConfigError, suggest
-from spmdrl.envs import base
+from spmdrl.envs import actions, base, observations
 from spmdrl.types import EnvSpec, Obs, TimeStep
 
 __all__ = ["EnvpoolBatch", "has_64_bit_arrays", "without_effect"]
@@ -35,8 +35,8 @@ class EnvpoolBatch:
         with warnings.catch_warnings():  # gymnasium complains of envpool's float64 bounds
             warnings.simplefilter("ignore")
             self._obs_space: Any = self.pool.observation_space
-            action = base.action_space(self.pool.action_space, env_id)
-        self.spec = EnvSpec(base.obs_spec(self._obs_space, env_id), action)
+            action = actions.action_space(self.pool.action_space, env_id)
+        self.spec = EnvSpec(observations.obs_spec(self._obs_space, env_id), action)
         self.needs_x64 = has_64_bit_arrays(self.pool.spec)
         # Atari under episodic_life: a lost life is `terminated`, the end of the game is in info.
         self._game_over_in_info = "info:terminated" in self.pool._state_keys
@@ -44,11 +44,11 @@ class EnvpoolBatch:
 
     def reset(self) -> Obs:
         obs, _ = self.pool.reset()
-        return base.read_obs(self._obs_space, obs, np)
+        return observations.read_obs(self._obs_space, obs, np)
 
     def send(self, action: np.ndarray) -> None:
-        action = base.to_env_action(self.spec.action, action, np)
-        base.check_actions(self.spec.action, self.num_envs, action)
+        action = actions.to_env_action(self.spec.action, action, np)
+        actions.check_actions(self.spec.action, self.num_envs, action)
         self.pool.send(action)
 
     def recv(self) -> TimeStep:
@@ -63,7 +63,7 @@ class EnvpoolBatch:
         pool_step = without_effect(with_effect)
 
         def step(handle: Any, action: Any) -> tuple[Any, TimeStep]:
-            action = base.to_env_action(self.spec.action, action, jnp)
+            action = actions.to_env_action(self.spec.action, action, jnp)
             handle, answer = pool_step(handle, action)
             return handle, self._time_step(answer, jnp)
 
@@ -83,7 +83,7 @@ class EnvpoolBatch:
             reward = info["reward"]
         over = info["terminated"].astype(bool) if self._game_over_in_info else terminated
         return TimeStep(
-            obs=base.read_obs(self._obs_space, obs, xp),
+            obs=observations.read_obs(self._obs_space, obs, xp),
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=truncated,

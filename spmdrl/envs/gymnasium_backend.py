@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from spmdrl.envs import base
+from spmdrl.envs import actions, observations
 from spmdrl.types import EnvSpec, Obs, TimeStep
 
 __all__ = ["GymnasiumBatch"]
@@ -25,16 +25,16 @@ class GymnasiumBatch:
         mode = "async" if self._in_processes else "sync"
         self.envs: Any = gym.make_vec(env_id, len(seeds), vectorization_mode=mode, **options)
         self._obs_space = self.envs.single_observation_space
-        action = base.action_space(self.envs.single_action_space, env_id)
-        self.spec = EnvSpec(base.obs_spec(self._obs_space, env_id), action)
+        action = actions.action_space(self.envs.single_action_space, env_id)
+        self.spec = EnvSpec(observations.obs_spec(self._obs_space, env_id), action)
 
     def reset(self) -> Obs:
         obs, _ = self.envs.reset(seed=self._seeds)
-        return base.read_obs(self._obs_space, obs, np)
+        return observations.read_obs(self._obs_space, obs, np)
 
     def send(self, action: np.ndarray) -> None:
-        action = base.to_env_action(self.spec.action, action, np)
-        base.check_actions(self.spec.action, self.num_envs, action)
+        action = actions.to_env_action(self.spec.action, action, np)
+        actions.check_actions(self.spec.action, self.num_envs, action)
         self._action = action
         if self._in_processes:
             self.envs.step_async(action)
@@ -45,7 +45,7 @@ class GymnasiumBatch:
         else:
             obs, reward, terminated, truncated, _ = self.envs.step(self._action)
         return TimeStep(
-            obs=_copied(base.read_obs(self._obs_space, obs, np)),
+            obs=_copied(observations.read_obs(self._obs_space, obs, np)),
             reward=np.asarray(reward, np.float32),
             terminated=np.asarray(terminated, bool),
             truncated=np.asarray(truncated, bool),
