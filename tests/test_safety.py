@@ -65,11 +65,15 @@ def test_a_killed_rank_is_named_with_its_phase(tmp_path, dead_pid, capsys):
     assert "update 12, phase collect" in said
 
 
-def test_only_the_first_survivor_speaks(tmp_path, dead_pid, capsys):
-    for rank, pid in enumerate([alive(), dead_pid, alive()]):
-        beat(tmp_path, rank, pid)
-    Watchdog(2, 3, tmp_path)._report_killed()
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize("dead", [0, 1, 2, 3])
+def test_only_the_first_survivor_speaks(dead, tmp_path, dead_pid, capsys):
+    for rank in range(4):
+        beat(tmp_path, rank, dead_pid if rank == dead else alive())
+    survivors = [rank for rank in range(4) if rank != dead]
+    for rank in survivors:
+        Watchdog(rank, 4, tmp_path)._report_killed()
+        said = capsys.readouterr().err
+        assert said.count(f"rank {dead} of 4") == (rank == survivors[0])
 
 
 def test_a_rank_that_left_in_order_or_lives_elsewhere_was_not_killed(tmp_path, dead_pid, capsys):

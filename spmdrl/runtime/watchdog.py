@@ -130,40 +130,31 @@ class Watchdog:
         """mpirun and srun end the others with TERM when one rank dies: say which, and where."""
         if self._folder is None:
             return
-        found = False
-        for rank in range(self._size):
-            beat = self._read(rank)
-            if beat is None or beat["host"] != socket.gethostname():
-                continue  # it left in order, or only its own host can tell
-            if rank != self._rank and not is_running(beat["pid"]):
-                found = True
-                print(
-                    f"spmdrl: rank {rank} of {self._size} on {beat['host']} (pid {beat['pid']}) "
-                    f"was killed in or just after update {beat['update']}, phase "
-                    f"{beat['phase']}; the job ends. Start the same command again to resume from "
-                    "the last checkpoint",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            elif rank < self._rank:
-                return  # one report is enough, and that rank makes it
-        if not found and self._phase == "start":
+        here = socket.gethostname()  # only its own host can tell whether a rank is gone
+        beats = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
+        local = {rank: beat for rank, beat in beats.items() if beat and beat["host"] == here}
+        dead = {rank: beat for rank, beat in local.items() if not is_running(beat["pid"])}
+        if any(rank < self._rank for rank in local.keys() - dead.keys()):
+            return  # one report is enough, and that rank makes it
+        for rank, beat in dead.items():
+            _say(
+                f"rank {rank} of {self._size} on {here} (pid {beat['pid']}) was killed in or just "
+                f"after update {beat['update']}, phase {beat['phase']}; the job ends. Start the "
+                "same command again to resume from the last checkpoint"
+            )
+        if not dead and self._phase == "start":
             # A rank that dies in its first tenth of a second leaves no heartbeat.
-            print(
-                f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} received "
-                "SIGTERM in phase start, from you or because another rank has ended",
-                file=sys.stderr,
-                flush=True,
+            _say(
+                f"rank {self._rank} of {self._size} on {here} received SIGTERM in phase start, "
+                "from you or because another rank has ended"
             )
 
     def _end(self, waited: float) -> None:
         if self._first_to_tell():
-            print(
-                f"spmdrl: rank {self._rank} of {self._size} on {socket.gethostname()} has been in "
+            _say(
+                f"rank {self._rank} of {self._size} on {socket.gethostname()} has been in "
                 f"{self.where()} for {waited:.0f} s, longer than its limit of {self._limit:.0f} s. "
-                f"{self._laggard()} Raise --sync.phase-timeout-s if that is expected.",
-                file=sys.stderr,
-                flush=True,
+                f"{self._laggard()} Raise --sync.phase-timeout-s if that is expected."
             )
         faulthandler.dump_traceback(all_threads=True)
         # The heartbeat stays: without it this rank would be taken for the one that hangs.
@@ -208,6 +199,10 @@ class Watchdog:
             )
         _, rank, beat = min(found)
         return f"Rank {rank} is furthest behind: {beat['phase']} of update {beat['update']}."
+
+
+def _say(text: str) -> None:
+    print(f"spmdrl: {text}", file=sys.stderr, flush=True)
 
 
 def _file(folder: Path, rank: int) -> Path:
