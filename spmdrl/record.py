@@ -26,10 +26,9 @@ from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, detect, threads_per_rank
 from spmdrl.parallel.world import World, connect
-from spmdrl.runtime.checkpoint import MANIFEST
 from spmdrl.runtime.consent import Consent, bring_code
 from spmdrl.runtime.hints import suggested
-from spmdrl.runtime.models import find_checkpoint, load_model
+from spmdrl.runtime.models import describe_checkpoint, find_checkpoint, load_model
 from spmdrl.runtime.provenance import code_from_json, read_code
 from spmdrl.runtime.rundir import read_run
 from spmdrl.runtime.validate import validate
@@ -127,16 +126,6 @@ def played_config(config: Config, options: Options) -> Config:
         max_steps=options.max_steps or config.eval.max_steps,
     )
     return replace(config, eval=played)
-
-
-def describe_checkpoint(checkpoint: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
-        return {"path": str(checkpoint), "update": manifest["step"], "sha256": manifest["sha256"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{checkpoint} is damaged ({error!r}); name another one with --checkpoint"
-        ) from error
 
 
 def check_out(out: Path) -> None:
@@ -293,9 +282,8 @@ def finish(plan: RecordingPlan, episodes: list[Episode], world: World) -> None:
         f"return {returns.mean():.1f} ± {returns.std():.1f}"
     )
     print(f"written to {plan.out}")
-    print(
-        f"clone     {suggested('clone', plan.out, '--run-dir', 'runs/clone', *plan.consent.words)}"
-    )
+    words = (plan.out, "--run-dir", "runs/clone", *plan.consent.words)
+    print(f"clone     {suggested('clone', *words)}")
 
 
 def spaces(config: Config) -> dict[str, Any]:
