@@ -85,7 +85,7 @@ def _run(file: Path, source: bytes) -> ModuleType:
     folder = str(file.resolve().parent)
     sys.path.insert(0, folder)  # a variant imports its base by name
     try:
-        exec(compile(source, str(file.absolute()), "exec"), vars(module))
+        exec(compile(source, str(file.absolute()), "exec", dont_inherit=True), vars(module))
     finally:
         with contextlib.suppress(ValueError):  # the file may have changed the path itself
             sys.path.remove(folder)

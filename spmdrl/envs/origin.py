@@ -28,7 +28,7 @@ def needs_own_code(env: EnvConfig) -> bool:
 
 
 def _names_a_module(env_id: str, backend: str) -> bool:
-    module, colon, _ = env_id.partition(":")
+    module, colon, _ = env_id.rpartition(":")  # as where it is imported
     if backend == "envpool" or not colon:
         return False
     return backend != "jax" or module not in JAX_LIBRARIES

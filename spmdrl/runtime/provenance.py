@@ -81,7 +81,7 @@ def _modules(config: Config) -> dict[str, Path]:
     """
     found = {name: file for name, file in _loaded() if _is_own(name, file)}
     for named in named_code(config.env):
-        found |= _located(named.partition(":")[0])
+        found |= _located(named.rpartition(":")[0])
     for module in [type(config.algo).__module__, *_registered(config.env)]:
         found |= {name: file for name, file in _located(module).items() if _is_own(name, file)}
     return found
