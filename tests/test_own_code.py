@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,37 +25,12 @@ from spmdrl.runtime.provenance import (
     read_code,
 )
 from spmdrl.runtime.rundir import open_run
-from tests.children import ROOT, clean_environment
+from tests.children import CARTPOLE, ROOT
+from tests.own_commands import refuses, spmdrl, succeeds
 
 PROJECT = ROOT / "tests" / "own_project"
 PLAIN = "from spmdrl.config import Config\nconfig = Config()\n"
 wrap_exists = "wrap" in {field.name for field in fields(EnvConfig)}
-
-
-def spmdrl(
-    command: str, *words: object, cwd: Path, start: tuple[str, ...] = (), **more: str
-) -> subprocess.CompletedProcess[str]:
-    """A command, started in that folder; OWN_PROJECT_MARK says where imports leave a mark."""
-    environment = clean_environment(PYTHONPATH=str(ROOT), **more)
-    return subprocess.run(
-        [*start, sys.executable, "-m", f"spmdrl.{command}", *map(str, words)],
-        capture_output=True, text=True, cwd=cwd, env=environment, check=False,
-    )  # fmt: skip
-
-
-def succeeds(command: str, *words: object, cwd: Path, **more) -> str:
-    done = spmdrl(command, *words, cwd=cwd, **more)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
-
-
-def refuses(command: str, *words: object, cwd: Path, **more) -> str:
-    """The one line that it says."""
-    done = spmdrl(command, *words, cwd=cwd, **more)
-    assert done.returncode == 2, done.stdout[-3000:] + done.stderr[-3000:]
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("spmdrl: ")
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -250,12 +224,9 @@ def test_a_stranger_cannot_make_us_import_a_module(trained, project, tmp_path, m
     assert line.endswith("to import that code: python -m spmdrl.evaluate . --trust")
     refuses("record", ".", "--out", "data", **inside)
     assert not mark.exists()
-    line = refuses("evaluate", ".", "--config", CARTPOLE_CONFIG, **inside)
+    line = refuses("evaluate", ".", "--config", CARTPOLE, **inside)
     assert "uses 'evil:Env-v0', which" in line
     assert not mark.exists()
-
-
-CARTPOLE_CONFIG = ROOT / "configs" / "cartpole.py"
 
 
 def test_a_stranger_cannot_have_another_file_executed(trained, elsewhere, tmp_path, mark):
@@ -428,55 +399,6 @@ def test_verify_and_tune_train_an_own_environment(project, elsewhere):
     assert "jax, 2 x 2" in said
     said = succeeds("tune", "../project/config.py", "--updates", 1, cwd=elsewhere)
     assert "fastest: " in said
-
-
-# ---------------------------------------------------------------------------------------------
-# The page
-
-PAGE = (ROOT / "docs" / "own_environment.md").read_text()
-BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
-SMALL = ("--total-steps", 256, "--env.num-envs", 4, "--algo.num-steps", 32, "--log.panel", "off")
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    for name, text in BLOCKS.items():
-        (folder / name).write_text(text)
-    return folder
-
-
-def test_every_block_of_python_on_the_page_is_a_file():
-    assert PAGE.count("```python\n") == len(BLOCKS) >= 8
-
-
-LATER = () if wrap_exists else ("my_wrapped.py", "my_vector.py")
-CONFIGS = [name for name, text in BLOCKS.items() if "\nconfig = " in text and name not in LATER]
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "my_config.py"])
-def test_every_config_of_the_page_trains(name, page, elsewhere, tmp_path):
-    said = succeeds("train", page / name, *SMALL, "--run-dir", tmp_path / "run", cwd=elsewhere)
-    assert "2 updates of 128 steps" in said
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_work_as_they_stand(page):
-    commands = re.findall(r"^python -m spmdrl\.(\w+) (.*)$", PAGE, re.MULTILINE)
-    assert [name for name, _ in commands] == ["train", "evaluate", "record", "clone"]
-    for name, words in commands:
-        succeeds(name, *words.split(), *(SMALL if name == "train" else ()), cwd=page)
-
-
-def test_the_answer_on_the_page_is_what_is_said(trained):
-    shown = re.search(r"\$ python -m spmdrl\.evaluate runs/corridor\nspmdrl: (.*)\n", PAGE)
-    assert shown is not None
-    code = replace(code_of(a="b"), config=Source("config file", str(CARTPOLE_CONFIG), "x"))
-    consent = Consent(command="python -m spmdrl.evaluate runs/corridor")
-    with pytest.raises(ConfigError) as refusal:
-        bring_code(Config(env=env("Corridor-v0")), code, "runs/corridor", consent)
-    said = str(refusal.value).replace(str(CARTPOLE_CONFIG), "/home/me/project/my_config.py")
-    assert said == shown[1]
 
 
 def test_an_own_algorithm_is_played_without_its_code(tmp_path):
