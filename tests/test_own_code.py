@@ -102,7 +102,7 @@ def test_the_command_that_is_suggested_after_training_can_be_pasted(trained, els
     assert "over 3 episodes" in succeeds("evaluate", *command[1].split(), cwd=elsewhere)
 
 
-@pytest.mark.parametrize("start", ["nprocs", "mpirun"])
+@pytest.mark.parametrize("start", ["nprocs", pytest.param("mpirun", marks=pytest.mark.slow)])
 def test_two_ranks_know_the_environment(start, project, elsewhere, trained, tmp_path, mark):
     words = [project / "config.py", "--run-dir", tmp_path / "run"]
     if start == "nprocs":
@@ -126,18 +126,24 @@ def test_a_rank_that_cannot_execute_the_config_file_is_named(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_resumed_run_warns_of_changed_code_and_names_the_files(tmp_path):
+def test_a_resumed_run_warns_of_changed_code_and_names_the_files(trained, tmp_path):
+    copied(trained[0], tmp_path / "run")
     project = Path(shutil.copytree(PROJECT, tmp_path / "project"))
-    words = [project / "config.py", "--run-dir", "run"]
-    succeeds("train", *words, cwd=tmp_path)
-    longer = ["--total-steps", 4 * 16 * 4]
-    assert "code has changed" not in succeeds("train", *words, *longer, cwd=tmp_path)
     with (project / "myenv.py").open("a") as file:
         file.write("# another line\n")
-    said = succeeds("train", *words, "--total-steps", 4 * 16 * 5, cwd=tmp_path)
+    words = [project / "config.py", "--run-dir", "run", "--total-steps", 4 * 16 * 4]
+    said = succeeds("train", *words, cwd=tmp_path)
     warning = f"code has changed since this run was last started: {project / 'myenv.py'}\n"
     assert f"warning: {warning}" in said
     assert warning in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_the_last_start_of_a_run_is_what_code_is_compared_with(tmp_path):
+    config = Config(run_dir=str(tmp_path / "run"))
+    starts = [code_of(config="a", env=value) for value in ("b", "b", "c", "c")]
+    changed = [open_run(config, code).changed_code for code in starts]
+    assert changed == [(), (), ("/p/env.py",), ()]
+    assert read_code(tmp_path / "run") == starts[-1]
 
 
 def test_a_module_that_only_the_id_names_is_found_beside_the_config(project, elsewhere, tmp_path):
@@ -314,7 +320,7 @@ def test_an_environment_put_in_the_place_of_a_known_one_needs_its_code(monkeypat
 
     spec = replace(gym.registry["CartPole-v1"], entry_point="mine:CartPole")
     monkeypatch.setitem(gym.registry, "CartPole-v1", spec)
-    code = find_code(Config(env=env("CartPole-v1")))
+    code = replace(find_code(Config(env=env("CartPole-v1"))), config=Source("", CARTPOLE, ""))
     assert code.needed
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="--trust"):  # though Gymnasium has one of that name
@@ -331,12 +337,15 @@ def test_a_known_environment_needs_no_consent():
 
 def test_a_file_is_executed_once_unless_it_changes(tmp_path):
     config, log = tmp_path / "counted.py", tmp_path / "log"
-    text = f"{PLAIN}open({str(log)!r}, 'a').write('x')\n"
-    config.write_text(text)
+    log.touch()
+    add = (
+        f"import pathlib\nlog = pathlib.Path({str(log)!r})\nlog.write_text(log.read_text() + 'x')\n"
+    )
+    config.write_text(PLAIN + add)
     for _ in range(3):
         read_file(str(config))
     assert log.read_text() == "x"
-    config.write_text(text + "# changed\n")
+    config.write_text(PLAIN + add + "# changed\n")
     read_file(str(config))
     assert log.read_text() == "xx"
     assert own_code.executed()[-1] == str(config)

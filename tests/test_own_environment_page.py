@@ -28,7 +28,7 @@ def page(tmp_path_factory) -> Path:
 
 
 def test_every_block_of_python_on_the_page_is_a_file():
-    assert PAGE.count("```python\n") == len(BLOCKS) >= 8
+    assert PAGE.count("```python\n") == len(BLOCKS) == 7
 
 
 wrap_exists = "wrap" in {field.name for field in fields(EnvConfig)}
