@@ -23,14 +23,16 @@ import tyro
 from spmdrl.cli import EXIT_INTERRUPTED, answer_errors, complain
 from spmdrl.config import EXIT_FAULT, Config, ConfigError, LogConfig
 from spmdrl.episodes import Batches, Recording, obs_in
-from spmdrl.options import check_positive, parse
+from spmdrl.options import CodeOptions, check_positive, given_words, parse
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.topology import Topology
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, to_named
+from spmdrl.runtime.consent import bring_code, trust_words
 from spmdrl.runtime.evaluation import play, spread, summarize, write_result
 from spmdrl.runtime.files import write_json
 from spmdrl.runtime.hints import suggested
 from spmdrl.runtime.logger import Logger
+from spmdrl.runtime.provenance import Code, code_from_json
 from spmdrl.runtime.rundir import CLONE_MARK, close_run, open_run, write_status
 from spmdrl.runtime.validate import validate
 from spmdrl.runtime.watchdog import Watchdog, report_fault
@@ -43,7 +45,7 @@ __all__ = ["Options", "clone", "main", "observation_moments"]
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(CodeOptions):
     """Train a policy to act as in recorded episodes (behaviour cloning).
 
     Writes a run directory that the other commands take like any other, and eval.json in it.
@@ -248,8 +250,8 @@ def evaluate_clone(
     return result
 
 
-def run(recording: Recording, config: Config, options: Options) -> None:
-    place = open_run(config)
+def run(recording: Recording, config: Config, options: Options, code: Code | None) -> None:
+    place = open_run(config, code)
     total = options.epochs * recording.num_steps
     about = asdict(options) | {"data_sha256": recording.fingerprint, "total_steps": total}
     write_json(place.path / CLONE_MARK, about)
@@ -293,11 +295,14 @@ def run(recording: Recording, config: Config, options: Options) -> None:
 
 @answer_errors()
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(Options, "clone", argv)
+    words = given_words(argv)
+    options = parse(Options, "clone", words)
     try:
         recording, config = plan(options)
+        recorded = code_from_json(recording.index.get("code"))
+        code = bring_code(config, recorded, recording.folder, options.consent("clone", words))
         prepare_process(Topology(), devices=1)
-        run(recording, config, options)
+        run(recording, config, options, code)
     except ConfigError:
         raise
     except KeyboardInterrupt:
@@ -307,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_fault(0, 1, "cloning", error)
         return EXIT_FAULT
     print(f"results   {options.run_dir}")
-    print(f"evaluate  {suggested('evaluate', options.run_dir)}")
+    print(f"evaluate  {suggested('evaluate', options.run_dir, *trust_words(options.run_dir))}")
     return 0
 
 

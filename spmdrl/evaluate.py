@@ -11,9 +11,11 @@ from typing import Any
 
 from spmdrl.cli import answer_errors
 from spmdrl.config import Config, ConfigError
-from spmdrl.options import PlayOptions, RunPath, parse
+from spmdrl.options import PlayOptions, RunPath, given_words, parse
+from spmdrl.runtime.consent import bring_code
 from spmdrl.runtime.evaluation import EVAL_FILE, play, spread, summarize, write_result
 from spmdrl.runtime.models import find_checkpoint
+from spmdrl.runtime.provenance import read_code
 from spmdrl.runtime.rundir import read_run
 from spmdrl.runtime.validate import validate
 
@@ -99,9 +101,11 @@ def report(config: Config, checkpoint: Path, result: dict[str, Any]) -> str:
 
 @answer_errors(os_errors=True)
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(Options, "evaluate", argv, RENAMED)
+    words = given_words(argv)
+    options = parse(Options, "evaluate", words, RENAMED)
     config, run_dir = eval_config(options), Path(options.run_dir)
     checkpoint = find_checkpoint(run_dir, options.checkpoint)
+    bring_code(config, read_code(run_dir), run_dir, options.consent("evaluate", words))
     frames: list[Any] | None = None
     if options.video:
         check_video(config)

@@ -6,6 +6,7 @@ The first argument is positional, the rest are flags; the docstrings are the hel
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,14 @@ from typing import Annotated, TypeVar
 import tyro
 
 from spmdrl.config import ConfigError
+from spmdrl.parallel.topology import CHILD_MARK, detect
+from spmdrl.runtime.consent import Consent
+from spmdrl.runtime.hints import suggested
 
-__all__ = ["ConfigFile", "PlayOptions", "RunPath", "check_positive", "parse", "parse_with_config"]
+__all__ = [
+    "CodeOptions", "ConfigFile", "PlayOptions", "RunPath", "check_positive", "given_words", "parse",
+    "parse_with_config",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -27,7 +34,23 @@ _one_of = tyro.conf.create_mutex_group(required=False, title="how actions are ch
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayOptions:
+class CodeOptions:
+    """For commands on what an earlier run has left, which may need code of the user's."""
+
+    config: Annotated[str | None, tyro.conf.arg(metavar="FILE.py")] = None
+    """Your config file, executed first: it brings the run's environment, if that is your own."""
+    trust: bool = False
+    """Execute the config file that the run was trained with, and import what the run names."""
+
+    def consent(self, command: str, words: Sequence[str]) -> Consent:
+        """`words` are those of the command line, to be suggested again with what is missing."""
+        # A process that starts ranks by --nprocs has said already what they are about to execute.
+        announces = detect().is_root and CHILD_MARK not in os.environ
+        return Consent(self.config, self.trust, suggested(command, *words), announces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions(CodeOptions):
     """What all commands that play a trained policy have in common."""
 
     checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|best|N")] = "latest"
@@ -49,7 +72,7 @@ def parse(
     renamed: Mapping[str, str] | None = None,
 ) -> T:
     """The options from the command line. Flags in `renamed` are answered with today's spelling."""
-    words = _words(argv)
+    words = given_words(argv)
     for old, new in (renamed or {}).items():
         if any(word.partition("=")[0] == old for word in words):
             raise ConfigError(f"{command} has no {old} any more; write {new}")
@@ -67,7 +90,7 @@ def parse_with_config(
         for field in dataclasses.fields(options)  # type: ignore[arg-type]
         if field.name != "config"  # which is positional
     }
-    words, own, trainer = _words(argv), [], []
+    words, own, trainer = given_words(argv), [], []
     while words:
         word = words.pop(0)
         name, has_value, _ = word.partition("=")
@@ -91,7 +114,8 @@ def check_positive(options: object, *names: str) -> None:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
 
 
-def _words(argv: Sequence[str] | None) -> list[str]:
+def given_words(argv: Sequence[str] | None) -> list[str]:
+    """Those of the command line, unless a caller has brought others."""
     return list(sys.argv[1:] if argv is None else argv)
 
 

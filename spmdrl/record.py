@@ -26,9 +26,10 @@ from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, detect, threads_per_rank
 from spmdrl.parallel.world import World, connect
-from spmdrl.runtime.checkpoint import MANIFEST
+from spmdrl.runtime.consent import Consent, bring_code
 from spmdrl.runtime.hints import suggested
-from spmdrl.runtime.models import find_checkpoint, load_model
+from spmdrl.runtime.models import describe_checkpoint, find_checkpoint, load_model
+from spmdrl.runtime.provenance import code_from_json, read_code
 from spmdrl.runtime.rundir import read_run
 from spmdrl.runtime.validate import validate
 
@@ -75,6 +76,7 @@ class RecordingPlan:
     about: dict[str, Any]
     """What the index says besides the episodes. Known from the start: a training run that is still
     under way may delete the checkpoint before the last episode is over."""
+    consent: Consent
 
     @property
     def groups(self) -> list[range]:
@@ -89,8 +91,8 @@ class RecordingPlan:
 # Before anything is loaded
 
 
-def make_plan(options: Options, topology: Topology) -> RecordingPlan:
-    """Check the options against what is on the disk; changes nothing."""
+def make_plan(options: Options, topology: Topology, consent: Consent) -> RecordingPlan:
+    """Check the options against what is on the disk; changes nothing there."""
     check_positive(options, "episodes", "nprocs", "num_envs", "max_steps")
     if topology.size > 1 and options.nprocs not in (1, topology.size):
         raise ConfigError(
@@ -103,14 +105,16 @@ def make_plan(options: Options, topology: Topology) -> RecordingPlan:
     validate(played)
     checkpoint = find_checkpoint(run_dir, options.checkpoint)
     check_out(out)
+    code = bring_code(config, read_code(run_dir), run_dir, consent)
     about = {
         "env": config.env.id,
         "checkpoint": describe_checkpoint(checkpoint),
         "deterministic": played.eval.deterministic,
         "seed": played.eval.seed,
         "config": json.loads(to_json(config)),  # as trained; how it was played is said above
+        "code": code.to_json() if code else None,
     }
-    return RecordingPlan(played, checkpoint, out, options.episodes, about)
+    return RecordingPlan(played, checkpoint, out, options.episodes, about, consent)
 
 
 def played_config(config: Config, options: Options) -> Config:
@@ -122,16 +126,6 @@ def played_config(config: Config, options: Options) -> Config:
         max_steps=options.max_steps or config.eval.max_steps,
     )
     return replace(config, eval=played)
-
-
-def describe_checkpoint(checkpoint: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
-        return {"path": str(checkpoint), "update": manifest["step"], "sha256": manifest["sha256"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{checkpoint} is damaged ({error!r}); name another one with --checkpoint"
-        ) from error
 
 
 def check_out(out: Path) -> None:
@@ -159,12 +153,14 @@ def note_idle_workers(plan: RecordingPlan, workers: int) -> None:
         )
 
 
-def shared_plan(options: Options, topology: Topology, world: World) -> RecordingPlan:
+def shared_plan(
+    options: Options, topology: Topology, world: World, consent: Consent
+) -> RecordingPlan:
     """Rank 0 decides, also which checkpoint is the newest; the others receive it as JSON."""
     answer: dict[str, Any] = {}
     if world.is_root:
         try:
-            plan = make_plan(options, topology)
+            plan = make_plan(options, topology, consent)
             plan.out.mkdir(parents=True, exist_ok=True)
             answer = {"config": to_json(plan.config), "about": plan.about}
         except ConfigError as error:
@@ -177,7 +173,9 @@ def shared_plan(options: Options, topology: Topology, world: World) -> Recording
     about = answer["about"]
     checkpoint = Path(about["checkpoint"]["path"])
     config = from_json(answer["config"])
-    return RecordingPlan(config, checkpoint, Path(options.out), options.episodes, about)
+    if not world.is_root:
+        bring_code(config, code_from_json(about["code"]), options.run_dir, consent)
+    return RecordingPlan(config, checkpoint, Path(options.out), options.episodes, about, consent)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -284,7 +282,8 @@ def finish(plan: RecordingPlan, episodes: list[Episode], world: World) -> None:
         f"return {returns.mean():.1f} ± {returns.std():.1f}"
     )
     print(f"written to {plan.out}")
-    print(f"clone     {suggested('clone', plan.out, '--run-dir', 'runs/clone')}")
+    words = (plan.out, "--run-dir", "runs/clone", *plan.consent.words)
+    print(f"clone     {suggested('clone', *words)}")
 
 
 def spaces(config: Config) -> dict[str, Any]:
@@ -304,12 +303,13 @@ def spaces(config: Config) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     options, topology = parse(Options, "record", argv), detect()
+    consent = options.consent("record", argv)
     if options.nprocs > 1 and topology.size == 1:
-        note_idle_workers(make_plan(options, topology), options.nprocs)
+        note_idle_workers(make_plan(options, topology, consent), options.nprocs)
         unfinished = f"stopping; the recording in {options.out} is unfinished: delete it"
         return spawn(options.nprocs, "spmdrl.record", argv, unfinished)
     world = connect(topology)
-    plan = shared_plan(options, topology, world)
+    plan = shared_plan(options, topology, world, consent)
     prepare_process(topology, devices=1)
     return work(plan, world, topology)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spmdrl.cli import answer_errors
 from spmdrl.config import (
     EXIT_BAD_INPUT,
+    AlgoConfig,
     Config,
     ConfigError,
     from_json,
@@ -73,8 +74,27 @@ def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Conf
         raise SystemExit(answer["exit"])
     if "error" in answer:
         raise ConfigError(answer["error"]) if world.is_root else SystemExit(EXIT_BAD_INPUT)
-    own = config.algo if world.is_root else read_file(argv[0]).algo
-    return from_json(answer["config"], type(own))
+    own = own_algorithm(argv, config if world.is_root else None, world)
+    return from_json(answer["config"], own)
+
+
+def own_algorithm(argv: Sequence[str], read: Config | None, world: World) -> type[AlgoConfig]:
+    """The class that the config file gives on this rank; `read` where it was executed already.
+
+    All ranks learn of one that cannot execute it, such as one on a host without the file: the
+    others would wait for it.
+    """
+    failed = ""
+    try:
+        read = read or read_file(argv[0])
+    except ConfigError as error:
+        failed = str(error)
+    for rank, reason in enumerate(world.gather_json(failed)):
+        if reason:
+            refusal = ConfigError(f"rank {rank}: {reason}")
+            raise refusal if world.is_root else SystemExit(EXIT_BAD_INPUT)
+    assert read is not None
+    return type(read.algo)
 
 
 def ranks_to_start(config: Config, topology: Topology) -> int:

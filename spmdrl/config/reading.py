@@ -82,6 +82,10 @@ def read_file(path: str) -> Config:
         config = module.get_config() if hasattr(module, "get_config") else _config_in(module)
     except Exception as error:
         raise ConfigError(f"config file {path} failed: {_explain(error, file)}") from error
+    except SystemExit as leaving:  # else a run would end, finished by the look of its exit code
+        raise ConfigError(
+            f"config file {path} ended by sys.exit({leaving.code!r}); it must only define things"
+        ) from leaving
     if not isinstance(config, Config):
         raise ConfigError(
             f"config file {path} must define `config = Config(...)` or `get_config()` that "

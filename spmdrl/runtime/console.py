@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from spmdrl.config import Config
 from spmdrl.parallel.topology import TERMINAL_MARK, detect
+from spmdrl.runtime.consent import trust_words
 from spmdrl.runtime.hints import suggested
 
 __all__ = ["Console", "make_console"]
@@ -50,7 +51,7 @@ def closing_words(run_dir: Path, summary: Mapping[str, Any]) -> list[str]:
         f"{summary['env_steps']:,} steps in {summary['wall_s']:.1f} s "
         f"({summary['sps']:,.0f} steps/s), {shown}",
         f"results   {run_dir}",
-        f"evaluate  {suggested('evaluate', run_dir)}",
+        f"evaluate  {suggested('evaluate', run_dir, *trust_words(run_dir))}",
         f"plot      {suggested('plot', run_dir)}",
         f"resume    {summary['command']}",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from spmdrl.config import Config
 from spmdrl.parallel.placement import ids_of_ranks
 from spmdrl.parallel.topology import LaunchError, Topology
 from spmdrl.parallel.world import World
+from spmdrl.runtime.provenance import find_code
 from spmdrl.runtime.rundir import RunDir, open_run, versions
 
 __all__ = ["handshake", "share_run", "start_jax_distributed"]
@@ -73,8 +75,9 @@ def share_run(config: Config, world: World) -> RunDir:
     """Rank 0 opens the run directory and tells the others; its refusal ends everyone."""
 
     def opened() -> dict[str, Any]:
-        run = open_run(config)
-        return {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
+        run = open_run(config, find_code(config))
+        return asdict(run) | {"path": str(run.path)}
 
     found = world.from_root(opened)
-    return RunDir(Path(found["path"]), found["run_id"], found["resumed"])
+    changed = tuple(found["changed_code"])
+    return RunDir(Path(found["path"]), found["run_id"], found["resumed"], changed)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spmdrl.config import Config, ConfigError
-from spmdrl.runtime.checkpoint import Checkpointer, CheckpointError, from_named, read_snapshot
+from spmdrl.runtime.checkpoint import (
+    MANIFEST,
+    Checkpointer,
+    CheckpointError,
+    from_named,
+    read_snapshot,
+)
 
 if TYPE_CHECKING:  # they bring flax, and input is checked before that is loaded
     from spmdrl.nets import Policy
     from spmdrl.types import EnvSpec
 
-__all__ = ["find_checkpoint", "load_model"]
+__all__ = ["describe_checkpoint", "find_checkpoint", "load_model"]
 
 
 def find_checkpoint(run_dir: Path, which: str = "latest") -> Path:
@@ -40,6 +47,17 @@ def _best(checkpointer: Checkpointer, run_dir: Path) -> int:
             f"no checkpoint in {run_dir} has a recorded return; use --checkpoint latest"
         )
     return step
+
+
+def describe_checkpoint(checkpoint: Path) -> dict[str, Any]:
+    """Which one it is, as JSON."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+        return {"path": str(checkpoint), "update": manifest["step"], "sha256": manifest["sha256"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{checkpoint} is damaged ({error!r}); name another one with --checkpoint"
+        ) from error
 
 
 def load_model(config: Config, spec: EnvSpec, checkpoint: Path) -> tuple[Policy, Any]:

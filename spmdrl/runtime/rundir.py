@@ -18,6 +18,7 @@ from spmdrl.config import AlgoConfig, Config, ConfigError, changes, from_json, t
 from spmdrl.runtime import lock
 from spmdrl.runtime.files import replace_text, write_json
 from spmdrl.runtime.hints import suggested
+from spmdrl.runtime.provenance import CODE_FILE, Code, changed_files, read_code, write_code
 
 __all__ = [
     "CLONE_MARK",
@@ -38,7 +39,10 @@ PACKAGES = (
 )  # fmt: skip
 
 # What a run leaves that was killed while it made its directory.
-UNFINISHED = {lock.LOCK_NAME, "versions.json", ".versions.json.tmp", ".config.json.tmp"}
+UNFINISHED = {
+    lock.LOCK_NAME, "versions.json", ".versions.json.tmp", CODE_FILE, f".{CODE_FILE}.tmp",
+    ".config.json.tmp",
+}  # fmt: skip
 CLONE_MARK = "clone.json"  # in a run that spmdrl.clone made: no optimiser state to resume with
 
 
@@ -47,11 +51,14 @@ class RunDir:
     path: Path
     run_id: str
     resumed: bool
+    changed_code: tuple[str, ...] = ()
+    """Files of the user's that are not what they were when the run was last started."""
 
 
-def open_run(config: Config) -> RunDir:
+def open_run(config: Config, code: Code | None = None) -> RunDir:
     """Create the run directory, or open the one that is there, and lock it. Rank 0 only.
 
+    `code` is the user's own that the run needs, to be recorded.
     The lock is kept until `close_run`, or for the life of this process.
     """
     check_run_dir(config)
@@ -60,9 +67,9 @@ def open_run(config: Config) -> RunDir:
     try:
         _check_content(path, config)  # again: it may be another job's work of the last moment
         if (path / "config.json").exists():
-            return _reopen(path, config)
+            return _reopen(path, config, code)
         run_id = path.name if not config.run_dir else f"{path.name}-{secrets.token_hex(2)}"
-        _write_config(path, config, run_id)
+        _write_config(path, config, run_id, code)
         return RunDir(path, run_id, resumed=False)
     except BaseException:
         lock.release(path)
@@ -149,10 +156,12 @@ def _move_aside(path: Path) -> None:
     lock.release(aside)
 
 
-def _write_config(path: Path, config: Config, run_id: str) -> None:
+def _write_config(path: Path, config: Config, run_id: str, code: Code | None) -> None:
     resolved = replace(config, run_dir=str(path), restart=False)
     # config.json makes it a run, so it comes last: a kill in between leaves no half of one.
     write_json(path / "versions.json", versions() | {"run_id": run_id})
+    if code is not None:
+        write_code(path, code)
     replace_text(path / "config.json", to_json(resolved) + "\n")
 
 
@@ -185,10 +194,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _reopen(path: Path, config: Config) -> RunDir:
+def _reopen(path: Path, config: Config, code: Code | None) -> RunDir:
     run_id = json.loads((path / "versions.json").read_text())["run_id"]
-    _write_config(path, config, run_id)
-    return RunDir(path, run_id, resumed=True)
+    before = read_code(path)
+    changed = changed_files(before, code) if before and code else []
+    _write_config(path, config, run_id, code)
+    return RunDir(path, run_id, resumed=True, changed_code=tuple(changed))
 
 
 def read_run(path: str | Path, own_algo: type[AlgoConfig] | None = None) -> Config:

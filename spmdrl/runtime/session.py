@@ -81,6 +81,9 @@ class Session:
         self._logger = logger = make_logger(config, run.path, run.run_id, world.rank)
         for line in ranks if world.size > 1 else []:
             logger.info(line)
+        if run.changed_code:
+            files = ", ".join(run.changed_code)
+            logger.warning(f"code has changed since this run was last started: {files}")
         threads = config.env.threads or threads_per_rank(topology)
         trainer = build_trainer(config, world, threads)
         publishes = topology.local_rank == 0
