@@ -1,6 +1,6 @@
 """What is made of one leaf of an observation, by its space and its name.
 
-The first rule that fits decides; `docs/environments.md` has them as a table. What only the network
+The first rule that fits decides; `docs/observations.md` has them as a table. What only the network
 can know (which encoder, who sees it) is decided in `nets`.
 """
 
