@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -26,8 +26,8 @@ class EnvpoolBatch:
     def __init__(self, env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]):
         self.num_envs = len(seeds)
         self.pool = make_pool(env_id, seeds, threads, options)
-        check_players(self.pool.config, env_id)
-        self.reader = pool_reader(self.pool, env_id)
+        check_players(self.pool.spec, env_id)
+        self.reader = pool_reader(self.pool.spec, env_id)
         self.spec = self.reader.spec
         self.needs_x64 = has_64_bit_arrays(self.pool.spec)
         # Atari under episodic_life: a lost life is `terminated`, the end of the game is in info.
@@ -101,7 +101,8 @@ def make_pool(env_id: str, seeds: Sequence[int], threads: int, options: dict[str
         raise ConfigError(f"env.id {env_id} cannot be made here: {reason}") from error
 
 
-def check_players(config: Mapping[str, Any], env_id: str) -> None:
+def check_players(spec: Any, env_id: str) -> None:
+    config = dict(zip(spec._config_keys, spec._config_values, strict=True))
     players = config.get("max_num_players", 1)
     if players > 1:
         raise ConfigError(
@@ -110,28 +111,28 @@ def check_players(config: Mapping[str, Any], env_id: str) -> None:
         )
 
 
-def pool_reader(pool: Any, env_id: str) -> observations.Reader:
-    states = pool.spec.state_array_spec.items()
+def pool_reader(spec: Any, env_id: str) -> observations.Reader:
+    """From the declared arrays alone: no environment has to be made for it."""
+    states = spec.state_array_spec.items()
     masks = {
         key.removeprefix("info:"): tuple(n for n in array.shape if n != -1)
         for key, array in states
         if key.startswith("info:") and np.dtype(array.dtype) == bool
     }
-    (*_, accepted) = pool.spec.action_array_spec.values()
+    (*_, accepted) = spec.action_array_spec.values()
     with warnings.catch_warnings():  # gymnasium complains of envpool's float64 bounds
         warnings.simplefilter("ignore")
-        return observations.make_reader(
-            pool.observation_space, button_space(pool), env_id, masks, np.dtype(accepted.dtype)
-        )
+        seen, chosen = spec.gymnasium_observation_space, button_space(spec)
+        return observations.make_reader(seen, chosen, env_id, masks, np.dtype(accepted.dtype))
 
 
-def button_space(pool: Any) -> Any:
+def button_space(spec: Any) -> Any:
     """ViZDoom declares an unbounded box for buttons, which are pressed or not.
 
     Its option use_combined_action makes one choice among sensible combinations instead.
     """
-    space = pool.action_space
-    is_doom = "use_combined_action" in pool.config and isinstance(space, gym.spaces.Box)
+    space = spec.gymnasium_action_space
+    is_doom = "use_combined_action" in spec._config_keys and isinstance(space, gym.spaces.Box)
     return gym.spaces.MultiBinary(space.shape) if is_doom else space
 
 
