@@ -11,6 +11,7 @@ from spmdrl.config import ConfigError
 from spmdrl.envs.actions import action_space, check_actions, to_env_action
 
 Box = gym.spaces.Box
+TABLE = gym.spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]))
 
 
 @pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
@@ -21,7 +22,12 @@ Box = gym.spaces.Box
         (Box(np.array([-1, 2]), np.array([1, 9]), dtype=np.int16), (3, 8), [0, 7], [-1, 9]),
         (Box(1, 2, (2, 2), np.int64), (2, 2, 2, 2), [0, 1, 1, 0], [[1, 2], [2, 1]]),
         (gym.spaces.MultiBinary(3), (2, 2, 2), [1, 0, 1], [1, 0, 1]),
-        (gym.spaces.MultiDiscrete([[2, 3], [4, 5]]), (2, 3, 4, 5), [1, 2, 3, 4], [[1, 2], [3, 4]]),
+        (
+            gym.spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+            (2, 3, 4, 5),
+            [1, 2, 3, 4],
+            [[1, 2], [3, 4]],
+        ),
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ from spmdrl.envs.leaf_rules import leaf_of
 
 Box, Discrete = gym.spaces.Box, gym.spaces.Discrete
 MultiBinary, MultiDiscrete = gym.spaces.MultiBinary, gym.spaces.MultiDiscrete
+TABLE = np.array([[3, 5], [2, 2]])
 MAX, MIN = np.iinfo(np.int32).max, np.iinfo(np.int32).min
 
 
@@ -78,7 +79,7 @@ ROWS = {
     "amounts": row("x", ints(0, 60, 21), "vector", (21,), "float32"),
     "integers, no bounds": row("x", ints(MIN, MAX, 4, 4), "vector", (4, 4), "float32"),
     "choices": row("x", MultiDiscrete([3, 500]), "ids", (2,), "int32", (3, 500)),
-    "choices in a table": row("x", MultiDiscrete([[3, 5], [2, 2]]), "ids", (2, 2), "uint8", (5,)),
+    "choices in a table": row("x", MultiDiscrete(TABLE), "ids", (2, 2), "uint8", (5,)),
     "bits": row("x", MultiBinary(4), "vector", (4,), "float32"),
     "a table of bits": row("x", MultiBinary((20, 20)), "vector", (20, 20), "float32"),
     "planes of bits": row("x", MultiBinary((4, 4, 31)), "ids", (4, 4, 31), "uint8", (2,)),

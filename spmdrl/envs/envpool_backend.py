@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from spmdrl.envs import actions, base, observations
 from spmdrl.types import Obs, TimeStep
 
 __all__ = [
-    "EnvpoolBatch", "check_players", "has_64_bit_arrays", "make_pool", "pool_reader",
+    "EnvpoolBatch", "check_players", "declared", "has_64_bit_arrays", "make_pool", "pool_reader",
     "without_effect",
 ]  # fmt: skip
 
@@ -25,11 +26,13 @@ class EnvpoolBatch:
 
     def __init__(self, env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]):
         self.num_envs = len(seeds)
-        self.pool = make_pool(env_id, seeds, threads, options)
-        check_players(self.pool.spec, env_id)
-        self.reader = pool_reader(self.pool.spec, env_id)
+        # The declared arrays first: some refusals concern environments that would hang if made.
+        spec = declared(env_id, options)
+        check_players(spec, env_id)
+        self.reader = pool_reader(spec, env_id)
         self.spec = self.reader.spec
-        self.needs_x64 = has_64_bit_arrays(self.pool.spec)
+        self.needs_x64 = has_64_bit_arrays(spec)
+        self.pool = make_pool(env_id, seeds, threads, options)
         # Atari under episodic_life: a lost life is `terminated`, the end of the game is in info.
         self._game_over_in_info = "info:terminated" in self.pool._state_keys
         self._raw_reward_in_info = "info:reward" in self.pool._state_keys
@@ -84,19 +87,38 @@ class EnvpoolBatch:
 
 
 def make_pool(env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]) -> Any:
-    """Raise ConfigError, with envpool's reason, for what cannot be made here."""
+    import envpool
+
+    with explained(env_id):
+        pool = envpool.make_gymnasium(
+            env_id, num_envs=len(seeds), seed=list(seeds), num_threads=threads, **options
+        )
+    with warnings.catch_warnings():  # gymnasium complains of envpool's float64 bounds, once
+        warnings.simplefilter("ignore")
+        _ = pool.observation_space, pool.action_space
+    return pool
+
+
+def declared(env_id: str, options: dict[str, Any]) -> Any:
+    """The specification of the arrays; nothing is simulated for it."""
     import envpool
 
     try:
-        return envpool.make_gymnasium(
-            env_id, num_envs=len(seeds), seed=list(seeds), num_threads=threads, **options
-        )
+        with explained(env_id):
+            return envpool.make_spec(env_id, **options)
     except TypeError as error:  # an option that this environment does not have
         known = envpool.make_spec(env_id)._config_keys
         wrong = sorted(set(options) - set(known))
         detail = f"; {wrong[0]}{suggest(wrong[0], known)}" if wrong else f": {error}"
         raise ConfigError(f"env.options do not fit {env_id}{detail}") from error
-    except (ImportError, RuntimeError, ValueError, AssertionError) as error:  # a missing library
+
+
+@contextlib.contextmanager
+def explained(env_id: str) -> Iterator[None]:
+    """With envpool's reason where an environment cannot be made here: a library is missing."""
+    try:
+        yield
+    except (ImportError, RuntimeError, ValueError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"env.id {env_id} cannot be made here: {reason}") from error
 

@@ -56,7 +56,7 @@ def leaf_of(name: str, space: Any, env_id: str) -> Leaf:
     if isinstance(space, gym.spaces.MultiDiscrete):
         return _multi_discrete(space)
     if isinstance(space, gym.spaces.MultiBinary):
-        return _binary(tuple(np.atleast_1d(space.shape)))
+        return _binary(tuple(map(int, space.shape)))
     if isinstance(space, gym.spaces.Box):
         return _box(space)
     where = f" at {name}" if name else ""

@@ -24,7 +24,9 @@ __all__ = ["Reader", "make_reader", "mask_shape", "obs_spec", "read_obs"]
 
 VECTOR = "vector"  # name of the numbers beside images
 # What images are known to be no pictures: how many symbols each of their channels has.
-SYMBOLS = {("MiniGrid-", "BabyAI-"): {"image": (11, 6, 4)}}
+SYMBOLS: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {
+    ("MiniGrid-", "BabyAI-"): {"image": (11, 6, 4)}
+}
 
 
 @dataclass(frozen=True)
