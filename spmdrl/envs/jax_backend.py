@@ -133,8 +133,8 @@ class JaxStepper:
         time = jnp.where(due, 0, handle["time"] + 1)
         if self.simulator.time_limit is not None:
             truncated = truncated | (time >= self.simulator.time_limit)
-        terminated = terminated.astype(bool) & ~due
-        truncated = truncated.astype(bool) & ~due & ~terminated
+        terminated = terminated & ~due
+        truncated = truncated & ~due & ~terminated
         over = terminated | truncated
         if self._cached:
             obs, state = _where(due, handle["first"], (obs, state))

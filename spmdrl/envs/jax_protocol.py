@@ -60,7 +60,7 @@ class Simulator:
         key = jax.ShapeDtypeStruct((2,), np.uint32)
         found = jax.eval_shape(self._first, key)
         self._state_form = found[1]  # with typed keys, where the environment has any
-        self.form = jax.eval_shape(lambda: _plain(jax.tree.map(_blank, found)))
+        self.form = jax.eval_shape(_plain, found)
         self._check_space()
 
     def _first(self, key: Any) -> tuple[Any, Any]:
@@ -81,16 +81,22 @@ class Simulator:
         obs, state, *rest = answer
         obs, state = self._fitted((obs, state), "step")
         reward, terminated, truncated = map(self._scalar, rest)
-        return obs, state, reward.astype(np.float32), terminated, truncated
+        return (
+            obs,
+            state,
+            reward.astype(np.float32),
+            terminated.astype(bool),
+            truncated.astype(bool),
+        )
 
-    def _scalar(self, x: Any) -> Any:
+    def _scalar(self, x: Any, dtype: Any) -> Any:
         x = jnp.asarray(x)
         if x.shape != ():
             raise ConfigError(
                 f"env.id {self._id}: reward, terminated and truncated must be single numbers, but "
                 f"step returned one of shape {x.shape}"
             )
-        return x
+        return x.astype(dtype)
 
     def render(self, state: Any) -> np.ndarray:
         frame: Any = self.env.render(self._typed(state))  # type: ignore[attr-defined]
@@ -155,10 +161,3 @@ def _is_key(x: Any) -> bool:
 def _plain(tree: Any) -> Any:
     """Typed keys as their numbers, which a checkpoint can hold."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
-
-
-def _blank(form: Any) -> Any:
-    if _is_key(form):
-        keys = jax.random.split(jax.random.key(0), max(1, int(np.prod(form.shape))))
-        return keys[: int(np.prod(form.shape))].reshape(form.shape)
-    return jnp.zeros(form.shape, form.dtype)
