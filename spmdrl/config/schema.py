@@ -56,9 +56,7 @@ def _survives_json(value: Any) -> bool:
 
 Options = Annotated[
     dict[str, Any],
-    Range(
-        "of values that JSON has: text, finite numbers, true, false, null, lists", _survives_json
-    ),
+    Range("made of what JSON has: text, finite numbers, true, false, null, lists", _survives_json),
 ]
 
 

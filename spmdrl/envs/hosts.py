@@ -8,7 +8,7 @@ here: workers start quickly and stay small.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -200,7 +200,7 @@ class SingleHost(Host):
 
     def render(self) -> np.ndarray:
         with self._told(0, int(self._episode_step[0])):
-            return picture(self._envs[0].render(), self._task.env_id)
+            return picture(self._envs[0].render, self._task.env_id)
 
     def close(self) -> None:
         for env in self._envs:
@@ -260,9 +260,11 @@ class VectorHost(Host):
 
     def render(self) -> np.ndarray:
         with self._told():
-            frames = self._env.render()
-            first = None if frames is None else frames[0]
-            return picture(first, self._task.env_id)
+            return picture(self._first_frame, self._task.env_id)
+
+    def _first_frame(self) -> Any:
+        frames = self._env.render()
+        return None if frames is None else frames[0]
 
     def close(self) -> None:
         self._env.close()
@@ -323,12 +325,16 @@ def write_text(room: np.ndarray, text: str) -> None:
     room[: len(data)] = data
 
 
-def picture(frame: Any, env_id: str) -> np.ndarray:
+def picture(render: Callable[[], Any], env_id: str) -> np.ndarray:
+    try:
+        frame = render()
+    except NotImplementedError:
+        frame = None
     if isinstance(frame, list) and frame:
         frame = frame[-1]  # render_mode rgb_array_list: all since the last call
     if not isinstance(frame, np.ndarray):
         raise ConfigError(
-            f"env.id {env_id} draws no picture (its render() gave {type(frame).__name__}); it must "
-            'support render_mode="rgb_array"'
+            f"env.id {env_id} draws no picture: its render() must return an array, as asked for by "
+            'render_mode="rgb_array"'
         )
     return frame

@@ -98,13 +98,13 @@ def made_by_function(**options: Any) -> gym.Env[Any, Any]:
     return Walk(**options)
 
 
-class Tenfold(gym.RewardWrapper):  # type: ignore[type-arg]
+class Tenfold(gym.RewardWrapper):
     def reward(self, reward: Any) -> float:
         return 10.0 * float(reward)
 
 
 def plus_one(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    return gym.wrappers.TransformReward(env, lambda reward: reward + 1.0)
+    return gym.wrappers.TransformReward(env, lambda reward: float(reward) + 1.0)
 
 
 def no_wrapper(env: gym.Env[Any, Any]) -> None:
