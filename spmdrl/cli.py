@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, ConfigError
+from spmdrl.envs.errors import EnvError
 from spmdrl.parallel.topology import LaunchError
 from spmdrl.runtime.trial_runs import TrialError
 
@@ -66,6 +67,8 @@ def answer_errors(os_errors: bool = False) -> Callable[[Main], Main]:
                 return code
             except (ConfigError, LaunchError) as error:
                 return complain(error, EXIT_BAD_INPUT)
+            except EnvError as error:
+                return complain(error.report(), EXIT_FAULT)
             except TrialError as error:
                 code = EXIT_BAD_INPUT if error.code == EXIT_BAD_INPUT else EXIT_FAULT
                 return complain(error, code)

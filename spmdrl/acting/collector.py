@@ -77,7 +77,7 @@ class Collector:
         inside = simulates_inside(self._config, device)
         parts = 1 if inside else stepped.groups_of(len(ids), self._shards)
         envs = [
-            make_env(self._config, ids[part.start : part.stop], self._threads, generation)
+            make_env(self._config, ids[part.start : part.stop], self._threads, generation, parts)
             for part in split_ids(len(ids), parts)
         ]
         self.spec = envs[0].spec

@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import json
 import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from spmdrl.config import own_code
+from spmdrl.config.option_flags import read_pairs, take_options
 from spmdrl.config.rules import ConfigError, check_fields, fields_of, suggest
 from spmdrl.config.schema import Config
 
@@ -33,11 +36,34 @@ def load(argv: Sequence[str]) -> Config:
             "the first argument must be a config file; for example: "
             "python -m spmdrl.train configs/cartpole.py"
         )
+    flags, options = take_options(flags, default.env.options)
     _check_flags(flags, default)
     import tyro  # not needed by those who only read a saved config
 
     prog = f"python -m spmdrl.train {path or 'CONFIG.py'}"
-    return tyro.cli(Config, default=default, args=list(flags), prog=prog)
+    config = tyro.cli(Config, default=default, args=flags, prog=prog, registry=_shows_options())
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, options=options))
+
+
+def _shows_options() -> Any:
+    """For tyro's help, which would give each option of the config file a flag and no other could
+    be added."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    def rule(info: Any) -> Any:
+        if info.type != dict[str, Any]:
+            return None
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar="NAME=VALUE ...",
+            instance_from_str=read_pairs,
+            is_instance=lambda value: isinstance(value, dict),
+            str_from_instance=lambda value: [f"{k}={json.dumps(v)}" for k, v in value.items()],
+        )
+
+    registry = ConstructorRegistry()
+    registry.primitive_rule(rule)
+    return registry
 
 
 def _split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -57,7 +83,7 @@ def _check_flags(flags: Sequence[str], config: Config) -> None:
     words = [part for flag in flags for part in flag.split("=", 1)]
     for flag, value in itertools.pairwise([*words, "--"]):
         name = flag.removeprefix("--").replace("-", "_")
-        if not flag.startswith("--") or name.startswith("env.options"):
+        if not flag.startswith("--"):
             continue
         elsewhere = [k for k in types_of if k.rpartition(".")[2] == name.rpartition(".")[2]]
         if name not in types_of and elsewhere:

@@ -119,6 +119,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(fits(item, args[0]) for item in value)
     if origin is dict:
         return isinstance(value, dict) and all(fits(item, args[1]) for item in value.values())
+    if hint is Any:
+        return True
     if hint in (int, float) and isinstance(value, bool):
         return False
     return isinstance(value, (int, float) if hint is float else hint)

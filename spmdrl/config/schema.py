@@ -6,6 +6,7 @@ Nothing here imports jax, so bad input is answered at once.
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -41,20 +42,48 @@ Ranks = Annotated[
     int | Literal["auto"], Range("at least 1, or auto", lambda x: x == "auto" or x >= 1)
 ]
 
+Workers = Annotated[
+    int | Literal["inline"], Range("0 or more, or inline", lambda x: x == "inline" or x >= 0)
+]
+
+
+def _survives_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+Options = Annotated[
+    dict[str, Any],
+    Range("made of what JSON has: text, finite numbers, true, false, null, lists", _survives_json),
+]
+
 
 @dataclass(frozen=True)
 class EnvConfig:
     id: str = "CartPole-v1"
-    """Environment id, such as CartPole-v1 or Pong-v5; with gymnasium also package.module:Id-v0."""
+    """Environment id, such as CartPole-v1 or Pong-v5; with gymnasium also package.module:Id-v0,
+    package.module:Class and package.module:function."""
     num_envs: Count = 8
     """Environments in the whole run, over all ranks and devices."""
     backend: Literal["envpool", "gymnasium", "jax"] = "envpool"
-    """Simulator: envpool (C++ threads), any registered Gymnasium id, or one written in JAX."""
-    options: dict[str, bool | int | float | str] = field(default_factory=dict)
-    """Passed to the environment's constructor, for example episodic_life True."""
+    """Simulator: envpool (C++ threads), any Gymnasium environment, or one written in JAX."""
+    options: Options = field(default_factory=dict)
+    """Passed to the environment's constructor: --env.options frame_skip=4 layout='[1, 2]', values
+    as in JSON, else text. On the command line they are added to those of the config file."""
+    wrap: str | tuple[str, ...] = ""
+    """With gymnasium: package.module:function, which is given each environment and returns it
+    wrapped. Several are separated by commas; the first is the innermost."""
     threads: Annotated[int, at_least(0), FREE] = 0
-    """Simulation threads per rank; 0 takes this machine's cores divided by its ranks.
-    With gymnasium, more than one gives every environment a process of its own."""
+    """Simulation threads per rank; 0 takes this machine's cores divided by its ranks."""
+    workers: Annotated[Workers, FREE] = 0
+    """With gymnasium: processes per device that step the environments, at most one for each; 0
+    takes as many as there are threads. Environments that wait (network, sleep) want one each.
+    inline steps them in the trainer's own process, for a debugger."""
+    timeout_s: Annotated[Positive, FREE] = 60.0
+    """With gymnasium: seconds that a worker process may take for a step of its environments, and
+    ten times as long for making and resetting them, before the run ends and names them."""
     reward: Literal["none", "sign", "abs_one", "soft_asymmetric"] = "none"
     """Reward transform for learning; reported returns are always the raw ones."""
     normalize_obs: bool = False

@@ -14,9 +14,13 @@ __all__ = ["make_env"]
 
 
 def make_env(
-    config: Config, env_ids: Sequence[int], threads: int = 0, generation: int = 0
+    config: Config,
+    env_ids: Sequence[int],
+    threads: int = 0,
+    generation: int = 0,
+    batches: int = 1,
 ) -> EnvBatch:
-    """The environments with these global ids."""
+    """The environments with these global ids; `batches` of a device share its worker processes."""
     from spmdrl.envs.base import env_seeds
 
     options = dict(config.env.options)
@@ -31,4 +35,4 @@ def make_env(
         return EnvpoolBatch(config.env.id, seeds, threads, options)
     from spmdrl.envs.gymnasium_backend import GymnasiumBatch
 
-    return GymnasiumBatch(config.env.id, seeds, threads, options)
+    return GymnasiumBatch(config.env, env_ids, seeds, threads, batches)

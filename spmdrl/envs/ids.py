@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 from pathlib import Path
 
@@ -14,15 +13,21 @@ IDS_FILE = Path(__file__).with_name("envpool_ids.txt")
 
 
 def check_id(config: EnvConfig) -> None:
-    """Raise ConfigError for an id that the chosen backend does not know."""
-    if config.backend == "envpool":
-        _check_envpool(config.id)
-    elif config.backend == "jax":
+    """Raise ConfigError for an id, or a wrapper, that the chosen backend does not know."""
+    if config.backend == "gymnasium":
+        _check_gymnasium(config)
+        return
+    if config.wrap:
+        raise ConfigError(
+            f"env.wrap {config.wrap!r} needs --env.backend gymnasium: {config.backend} takes no "
+            "wrappers"
+        )
+    if config.backend == "jax":
         from spmdrl.envs.jax_libraries import check_jax_id
 
         check_jax_id(config.id)
     else:
-        _check_gymnasium(config.id)
+        _check_envpool(config.id)
 
 
 def envpool_ids() -> list[str]:
@@ -54,16 +59,9 @@ def _check_envpool(env_id: str) -> None:
         )
 
 
-def _check_gymnasium(env_id: str) -> None:
-    import gymnasium as gym
+def _check_gymnasium(config: EnvConfig) -> None:
+    from spmdrl.envs.making import find_entry, find_wrapper, wrapper_names
 
-    module, _, name = env_id.rpartition(":")
-    try:
-        if module:  # "package:Name-v0" registers its environments when it is imported
-            importlib.import_module(module)
-        gym.spec(name)
-    except ImportError as error:
-        raise ConfigError(f"env.id {env_id!r}: {error}") from error
-    except gym.error.Error as error:
-        close = suggest(name, gym.registry.keys())
-        raise ConfigError(f"env.id {env_id!r} is not a Gymnasium environment{close}") from error
+    find_entry(config.id)
+    for name in wrapper_names(config.wrap):
+        find_wrapper(name)

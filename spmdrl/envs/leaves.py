@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
-__all__ = ["leaf_spaces", "leaf_values"]
+__all__ = ["leaf_spaces", "leaf_values", "nested"]
 
 
 def leaf_spaces(space: Any) -> dict[str, Any]:
@@ -48,3 +48,18 @@ def _inner(space: Any) -> Iterator[tuple[str, Any]] | None:
 
 def _join(name: str, rest: str) -> str:
     return f"{name}/{rest}" if rest else name
+
+
+def nested(space: Any, leaves: Mapping[str, Any]) -> Any:
+    """An observation of the space again, from its leaves by path; what has none is left out."""
+    if isinstance(space, gym.spaces.Tuple):
+        parts = enumerate(space.spaces)
+        return tuple(nested(part, _below(str(i), leaves)) for i, part in parts)
+    if isinstance(space, (gym.spaces.Dict, Mapping)):
+        return {name: nested(space[name], _below(str(name), leaves)) for name in space}
+    return leaves.get("")
+
+
+def _below(name: str, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    inside = {k.removeprefix(f"{name}/"): v for k, v in leaves.items() if k.startswith(f"{name}/")}
+    return inside | ({"": leaves[name]} if name in leaves else {})

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from spmdrl.config import EXIT_FAULT
+from spmdrl.envs.errors import EnvError
 from spmdrl.parallel.own_folder import cache_folder, own_folder, read_own, write_own
 
 __all__ = ["Watchdog", "is_running", "report_fault", "start_folder"]
@@ -256,10 +257,17 @@ def is_running(pid: int) -> bool:
 
 
 def report_fault(rank: int, size: int, where: str, error: BaseException) -> None:
-    """The one traceback of a failed run, with who and where."""
+    """The one traceback of a failed run, with who and where.
+
+    An environment brings its own; how the trainer came to call it would only bury that.
+    """
+    if isinstance(error, EnvError):
+        text = f"{error.report()}\n"
+    else:
+        text = "".join(traceback.format_exception(error))
     print(
-        f"spmdrl: rank {rank} of {size} on {socket.gethostname()} failed in {where}:\n"
-        + "".join(traceback.format_exception(error)),
+        f"spmdrl: rank {rank} of {size} on {socket.gethostname()} failed in {where}:\n{text}",
+        end="",
         file=sys.stderr,
         flush=True,
     )

@@ -106,6 +106,8 @@ def _broken_env(fault: str, rank: int, update: int, step: int, folder: Path) -> 
         "gymnasium",
         "--env.id",
         "tests.faults.broken_env:Broken-v0",
+        "--env.workers",
+        "inline",  # what breaks is the rank itself
         "--env.options",
         *pairs,
     ]

@@ -1,0 +1,1 @@
+"""Environments as users write them, good and bad, for the tests of worker processes."""
