@@ -104,8 +104,8 @@ def test_help_loads_nothing_heavy(name):
 
 
 FIRST_ARGUMENT = {
-    "doctor": None, "runs": "dir", "evaluate": "run_dir", "plot": "run_dirs", "record": "run_dir",
-    "clone": "data", "verify": "config", "tune": "config", "slurm": "config",
+    "doctor": None, "runs": "dir", "evaluate": "run_dir", "plot": "run_dirs", "report": "run_dirs",
+    "record": "run_dir", "clone": "data", "verify": "config", "tune": "config", "slurm": "config",
 }  # fmt: skip
 
 
