@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from spmdrl.config import ConfigError
+from spmdrl.config.typed_words import as_typed
 
 __all__ = ["ConfigFile", "PlayOptions", "RunPath", "check_positive", "parse", "parse_with_config"]
 
@@ -55,6 +57,8 @@ def parse(
             raise ConfigError(f"{command} has no {old} any more; write {new}")
     # A plain flag needs no --no-flag beside it: none of the commands' flags is on by itself.
     plain = (tyro.conf.FlagCreatePairsOff,)
+    kinds = typing.get_type_hints(options, include_extras=True)
+    words = as_typed(words, kinds, off=lambda _: [])
     return tyro.cli(options, args=words, prog=_program(command), config=plain)
 
 

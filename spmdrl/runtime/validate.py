@@ -64,10 +64,11 @@ def _check_minibatches(config: Config, num_devices: int) -> None:
     algo, envs = config.algo, config.env.num_envs
     if algo.selects == "steps":
         if algo.num_steps % algo.minibatches:
-            nearest = nearest_multiples(algo.num_steps, algo.minibatches)
+            steps = nearest_multiples(algo.num_steps, algo.minibatches)
+            parts = nearest_divisors(algo.num_steps, algo.minibatches)
             raise ConfigError(
                 f"algo.num_steps {algo.num_steps} is not divisible by algo.minibatches "
-                f"{algo.minibatches}; nearest: {nearest}"
+                f"{algo.minibatches}; nearest: {steps}; or algo.minibatches {parts}"
             )
         return
     groups = config.sync.shards if config.sync.deterministic else num_devices
@@ -112,3 +113,10 @@ def _check_shards(config: Config, size: int, devices: int) -> None:
 def nearest_multiples(value: int, divisor: int) -> str:
     below = value // divisor * divisor
     return ", ".join(str(n) for n in (below, below + divisor) if n > 0)
+
+
+def nearest_divisors(value: int, wanted: int) -> str:
+    """The numbers around `wanted` by which the value can be divided."""
+    divisors = [n for n in range(1, value + 1) if value % n == 0]
+    below = [n for n in divisors if n < wanted][-1:]
+    return ", ".join(map(str, below + [n for n in divisors if n > wanted][:1]))
