@@ -35,6 +35,7 @@ COMMANDS = {
     "report": "one page about a run or a group: curves, time, config, evaluation, video",
     "record": "play a checkpoint and keep the episodes",
     "clone": "train a policy on recorded episodes (behaviour cloning)",
+    "sweep": "train every combination of some values, with several seeds",
     "verify": "compare a few updates over all topologies",
     "tune": "find the fastest number of ranks and threads",
     "slurm": "write a batch script or an mpirun command for several machines",

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -66,25 +66,33 @@ def parse_with_config(
     options: type[T], command: str, argv: Sequence[str] | None
 ) -> tuple[T, list[str]]:
     """The command's own options, and the words after CONFIG.py that are the trainer's."""
-    own_names = {
-        "--" + field.name.replace("_", "-")
+    kinds = typing.get_type_hints(options)
+    own = {
+        "--" + field.name.replace("_", "-"): _words_of(kinds[field.name])
         for field in dataclasses.fields(options)  # type: ignore[arg-type]
         if field.name != "config"  # which is positional
     }
-    words, own, trainer = _words(argv), [], []
+    words, trainer = _words(argv), []
+    mine: list[str] = []
     while words:
         word = words.pop(0)
         name, has_value, _ = word.partition("=")
         if name in ("-h", "--help"):
             return parse(options, command, ["--help"]), []
-        if name in own_names:
-            own += [word] if has_value else [word, *words[:1]]
-            words = words if has_value else words[1:]
+        if name in own:
+            count = 0 if has_value else own[name]
+            mine += [word, *words[:count]]
+            words = words[count:]
         else:
             trainer.append(word)
     # The config file comes before the flags, as for `train`; a value of a flag is not one.
     config = trainer[:1] if trainer and not trainer[0].startswith("-") else []
-    return parse(options, command, [*config, *own]), trainer[len(config) :]
+    return parse(options, command, [*config, *mine]), trainer[len(config) :]
+
+
+def _words_of(kind: Any) -> int:
+    """How many words follow an option of this type; one that can be repeated takes a pair."""
+    return 2 if typing.get_origin(kind) is tuple else 1
 
 
 def check_positive(options: object, *names: str) -> None:

@@ -6,7 +6,7 @@ Runs that differ by nothing but their seed are one curve with a band.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,14 +22,12 @@ from spmdrl.curves.panels import (
     Panel,
     PanelData,
     Style,
-    final,
-    final_values,
     make_panels,
     named_panels,
     panels_of,
 )
 from spmdrl.curves.picture import write_picture
-from spmdrl.curves.statistics import Interval, difference
+from spmdrl.curves.words import told
 from spmdrl.options import check_positive, parse
 from spmdrl.runtime.files import replace_text
 from spmdrl.runtime.hints import suggested
@@ -108,28 +106,6 @@ def explained(groups: Sequence[Group], style: Style) -> str:
     return "; ".join(words)
 
 
-# ---------------------------------------------------------------------------------------------
-# In words
-
-
-def told(groups: Sequence[Group], metric: str, style: Style) -> Iterator[str]:
-    """Each group's value at the end, and the difference if there are two."""
-    ends = [(group, final(group, metric, style.center)) for group in groups]
-    width = max(len(group.label) for group in groups)
-    yield f"{metric} over the last tenth of the steps"
-    for group, end in ends:
-        yield f"  {group.label:<{width}}  {'–' if end is None else shown(end)}"
-    if len(groups) == 2 and all(end for _, end in ends):
-        first, second = (final_values(group, metric) for group in groups)
-        yield f"  second less first{'':<{max(0, width - 17)}}  {shown(difference(second, first))}"
-
-
-def shown(value: Interval) -> str:
-    if value.low is None:
-        return f"{value.center:.4g}"
-    return f"{value.center:.4g}, 95 % interval {value.low:.4g} to {value.high:.4g}"
-
-
 @answer_errors(os_errors=True)
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(Options, "plot", argv)
@@ -142,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     panels = made(groups, wanted, style)
     out = place_for(options.out, DEFAULT_OUT, options.overwrite)
     write(panels, groups, style, out)
-    for line in (*told(groups, panels[0].metric, style), *notes(groups)):
+    for line in (*told(groups, panels[0].metric, style.center), *notes(groups)):
         print(line)
     print(f"written to {out}")
     return 0

@@ -5,7 +5,6 @@ The page needs no other file and no network: it can be mailed, or kept beside th
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +15,14 @@ import tyro
 
 from spmdrl.cli import answer_errors
 from spmdrl.config import ConfigError
-from spmdrl.curves.groups import group_runs, notes, read_runs
+from spmdrl.curves.groups import read_runs
 from spmdrl.curves.output import place_for
-from spmdrl.curves.page import curves_section, document, section
-from spmdrl.curves.panels import Style, make_panels, panels_of
-from spmdrl.curves.sections import (
-    config_section,
-    evaluation_section,
-    log_section,
-    results_section,
-    time_section,
-    video_section,
-)
+from spmdrl.curves.panels import Style
+from spmdrl.curves.report_page import write_report
 from spmdrl.options import check_positive, parse
-from spmdrl.runtime.files import replace_text
 from spmdrl.runtime.hints import suggested
 
-__all__ = ["main", "write_report"]
+__all__ = ["main"]
 
 DEFAULT_OUT = "report.html"
 
@@ -57,26 +47,6 @@ class Options:
     """Replace a file that is there."""
     smooth: int = 1
     """Rows of metrics over which each run is averaged before runs are put together."""
-
-
-def write_report(run_dirs: Sequence[str], out: str, style: Style | None = None) -> None:
-    runs, style = read_runs(run_dirs), style or Style()
-    groups = group_runs(runs)
-    panels = make_panels(groups, panels_of(*(run.config for run in runs)), style)
-    remarks = "".join(f"<p>{html.escape(note)}</p>" for note in notes(groups))
-    curves = remarks + curves_section(panels, [group.label for group in groups], style)
-    parts = [
-        section("Results", results_section(groups)),
-        section("Curves", curves),
-        section("Where the time went", time_section(groups)),
-        section("Config", config_section(groups)),
-        section("Evaluation", evaluation_section(runs)),
-        section("Video", video_section(runs)),
-        section("Log", log_section(runs)),
-    ]
-    title = ", ".join(dict.fromkeys(run.config.env.id for run in runs))
-    subtitle = f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {', '.join(run_dirs)}"
-    replace_text(Path(out), document(title, subtitle, parts))
 
 
 def default_place(run_dirs: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The command line as people type it: 1e6 and 500_000 for whole numbers, true and false for switches.
+"""The command line as people type it: 1e6 and 500_000 as whole numbers, true and false as switches.
 
 Rewrites words before tyro reads them, and answers what cannot be a number, or is no flag at all, in
 one line. Light: flags are looked up by name in `{"env.num_envs": int, ...}`.
