@@ -23,6 +23,7 @@ from spmdrl.parallel.topology import Topology, auto_ranks, detect
 from spmdrl.runtime.rundir import check_run_dir
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
+from spmdrl.runtime.warm_start import check_init_from
 from spmdrl.runtime.watchdog import Watchdog, start_folder
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def checked_config(argv: Sequence[str], topology: Topology) -> Config:
     check_id(config.env)
     check_extras(config)
     check_run_dir(config)
+    check_init_from(config)
     return config
 
 

@@ -163,6 +163,14 @@ CASES = [
     change("changed_seed", "--run-dir TMP/run --seed 7", "seed: 1 -> 7", "--restart"),
     change("clone", "--run-dir TMP/clone", "TMP/clone", "made by spmdrl.clone", "--run-dir"),
     change("damaged_run", "--run-dir TMP/damaged", "TMP/damaged/config.json", "damaged"),
+    # other runs
+    change("init_from_nowhere", "--init-from TMP/nowhere", "init_from TMP/nowhere", "not a run dir"),
+    change("init_from_empty", "--init-from TMP/run:best", "init_from TMP/run:best", "no checkpoint"),
+    change(
+        "schedule_too_short", "--schedule-steps 1000",
+        "schedule_steps 1000 is less than total_steps 500000", "constant",
+    ),
+    change("schedule_of_nothing", "--schedule-steps 5", "schedule_steps 5", "nearest: 512"),
     # optional packages
     change("no_wandb", "--log.wandb project", "log.wandb", "--extra wandb"),
     change("no_tensorboard", "--log.tensorboard", "log.tensorboard", "--extra tb"),

@@ -18,7 +18,7 @@ from types import ModuleType
 from spmdrl.config import own_code
 from spmdrl.config.rules import ConfigError, check_fields, fields_of, suggest
 from spmdrl.config.schema import Config
-from spmdrl.config.typed_words import as_typed, check_known, field_name
+from spmdrl.config.typed_words import as_typed, check_known
 
 __all__ = ["load", "read_file"]
 
@@ -34,8 +34,10 @@ def load(argv: Sequence[str]) -> Config:
             "the first argument must be a config file; for example: "
             "python -m spmdrl.train configs/cartpole.py"
         )
-    flags = _as_typed(flags, default)
+    kinds = {f.name: f.type for f in fields_of(default) if not dataclasses.is_dataclass(f.value)}
+    flags = as_typed(flags, kinds)
     _check_flags(flags, default)
+    check_known(flags, kinds, free=("--env.options",))
     import tyro  # not needed by those who only read a saved config
 
     prog = f"python -m spmdrl.train {path or 'CONFIG.py'}"
@@ -46,17 +48,6 @@ def _split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return None, list(argv)
-
-
-def _as_typed(flags: list[str], config: Config) -> list[str]:
-    """As tyro takes them; a name that is no field's at all is answered here."""
-    leaves = [f for f in fields_of(config) if not dataclasses.is_dataclass(f.value)]
-    kinds = {f.name: f.type for f in leaves}
-    ends = {name.rpartition(".")[2] for name in kinds}
-    # A right name in the wrong part has an answer of its own.
-    odd = [w for w in flags if field_name(w.partition("=")[0]).rpartition(".")[2] not in ends]
-    check_known(odd, kinds, free=("--env.options",))
-    return as_typed(flags, kinds)
 
 
 def _asks_for_help(flags: Sequence[str]) -> bool:

@@ -74,7 +74,8 @@ def share_run(config: Config, world: World) -> RunDir:
 
     def opened() -> dict[str, Any]:
         run = open_run(config)
-        return {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
+        found = {"path": str(run.path), "run_id": run.run_id, "resumed": run.resumed}
+        return found | {"notes": run.notes}
 
     found = world.from_root(opened)
-    return RunDir(Path(found["path"]), found["run_id"], found["resumed"])
+    return RunDir(Path(found["path"]), found["run_id"], found["resumed"], tuple(found["notes"]))

@@ -47,6 +47,8 @@ class RunDir:
     path: Path
     run_id: str
     resumed: bool
+    notes: tuple[str, ...] = ()
+    """What the user has to know about the changes since it was last trained."""
 
 
 def open_run(config: Config) -> RunDir:
@@ -187,8 +189,21 @@ def versions() -> dict[str, str]:
 
 def _reopen(path: Path, config: Config) -> RunDir:
     run_id = json.loads((path / "versions.json").read_text())["run_id"]
+    notes = _changed_schedules(read_run(path, type(config.algo)), config)
     _write_config(path, config, run_id)
-    return RunDir(path, run_id, resumed=True)
+    return RunDir(path, run_id, resumed=True, notes=notes)
+
+
+def _changed_schedules(before: Config, now: Config) -> tuple[str, ...]:
+    """More steps stretch the schedules, which changes the learning rate from here on."""
+    old, new = before.schedule_updates, now.schedule_updates
+    if old == new:
+        return ()
+    size = now.batch_size
+    return (
+        f"schedules now end at step {new * size:,} instead of {old * size:,}: linear and cosine "
+        "ones go on from their values on the new line (--schedule-steps sets their length)",
+    )
 
 
 def read_run(path: str | Path, own_algo: type[AlgoConfig] | None = None) -> Config:

@@ -22,6 +22,7 @@ from spmdrl.runtime.rundir import (
     write_status,
 )
 from spmdrl.runtime.signals import StopRequest
+from spmdrl.runtime.warm_start import read_source
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
 __all__ = ["run_session"]
@@ -79,10 +80,13 @@ class Session:
         self._watchdog.enter("start", 0, config.sync.start_timeout_s)
         self._write_status("running")
         self._logger = logger = make_logger(config, run.path, run.run_id, world.rank)
-        for line in ranks if world.size > 1 else []:
+        for line in (*(ranks if world.size > 1 else []), *run.notes):
             logger.info(line)
         threads = config.env.threads or threads_per_rank(topology)
-        trainer = build_trainer(config, world, threads)
+        source = read_source(config, run.path) if world.is_root else None
+        if source is not None:
+            logger.info(f"begins with the parameters of {config.init_from}, update {source.step}")
+        trainer = build_trainer(config, world, threads, source=source)
         publishes = topology.local_rank == 0
         loop = TrainingLoop(trainer, run.path, logger, stop, self._watchdog, publishes)
         logger.info(header(trainer))

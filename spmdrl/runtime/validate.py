@@ -53,10 +53,26 @@ def _check_run(config: Config) -> None:
             f"(env.num_envs {config.env.num_envs} x algo.num_steps {config.algo.num_steps} = "
             f"{config.batch_size}); nearest: {config.batch_size}"
         )
+    _check_schedule(config)
     if config.overlap and config.sync.strategy != "allreduce":
         raise ConfigError(
             f"overlap is not supported with sync.strategy {config.sync.strategy}, which occupies "
             "all ranks until the update is done; use --sync.strategy allreduce"
+        )
+
+
+def _check_schedule(config: Config) -> None:
+    if config.schedule_steps and config.schedule_steps < config.batch_size:
+        raise ConfigError(
+            f"schedule_steps {config.schedule_steps} is less than one rollout of "
+            f"{config.batch_size} steps; nearest: {config.batch_size}"
+        )
+    decays = config.optim.lr_schedule != "constant"
+    if decays and config.schedule_updates < config.num_updates:
+        raise ConfigError(
+            f"schedule_steps {config.schedule_steps} is less than total_steps "
+            f"{config.total_steps}: the learning rate would be 0 for the rest of the run; leave it "
+            "out to stretch the schedule, or use --optim.lr-schedule constant"
         )
 
 

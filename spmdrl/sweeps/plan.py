@@ -50,7 +50,7 @@ def read_axes(grid: Sequence[tuple[str, str]]) -> list[Axis]:
 
 
 def make_points(axes: Sequence[Axis], seeds: Sequence[int]) -> list[Point]:
-    """Every combination with every seed; seed by seed, so that a stopped sweep has seen them all."""
+    """Every combination with every seed; seed by seed, so that a stopped sweep has tried all."""
     names = _short_names([axis.field for axis in axes])
     points = []
     for seed in seeds:
