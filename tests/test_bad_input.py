@@ -164,8 +164,8 @@ CASES = [
     change("clone", "--run-dir TMP/clone", "TMP/clone", "made by spmdrl.clone", "--run-dir"),
     change("damaged_run", "--run-dir TMP/damaged", "TMP/damaged/config.json", "damaged"),
     # other runs
-    change("init_from_nowhere", "--init-from TMP/nowhere", "init_from TMP/nowhere", "not a run dir"),
-    change("init_from_empty", "--init-from TMP/run:best", "init_from TMP/run:best", "no checkpoint"),
+    change("init_from_nowhere", "--init-from TMP/nowhere", "init_from TMP/nowhere", "not a run"),
+    change("init_from_empty", "--init-from TMP/run:best", "init_from TMP/run:best", "no check"),
     change(
         "schedule_too_short", "--schedule-steps 1000",
         "schedule_steps 1000 is less than total_steps 500000", "constant",

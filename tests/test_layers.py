@@ -19,7 +19,7 @@ ROWS = [
     {"acting", "learning"},
     {"runtime"},
     {"cluster", "curves", "sweeps"},
-    {"api", "episodes", "cli", "options"},
+    {"api", "episodes", "library", "cli", "options"},
 ]
 COMMANDS = {
     "train", "evaluate", "record", "clone", "plot", "report", "runs", "doctor", "sweep", "verify",

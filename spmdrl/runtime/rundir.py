@@ -26,6 +26,7 @@ __all__ = [
     "check_run_dir",
     "close_run",
     "command_line",
+    "new_run_dir",
     "open_run",
     "read_run",
     "versions",
@@ -57,7 +58,7 @@ def open_run(config: Config) -> RunDir:
     The lock is kept until `close_run`, or for the life of this process.
     """
     check_run_dir(config)
-    path = Path(config.run_dir) if config.run_dir else _new_path(config)
+    path = Path(new_run_dir(config))
     _make_and_lock(path, config.restart)
     try:
         _check_content(path, config)  # again: it may be another job's work of the last moment
@@ -138,10 +139,13 @@ def _check_same_run(path: Path, config: Config) -> None:
         )
 
 
-def _new_path(config: Config) -> Path:
+def new_run_dir(config: Config) -> str:
+    """The one that the config names, or a new name below runs/."""
+    if config.run_dir:
+        return config.run_dir
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = config.name or config.env.id.replace("/", "-")
-    return Path("runs") / f"{name}-s{config.seed}-{stamp}-{secrets.token_hex(2)}"
+    return str(Path("runs") / f"{name}-s{config.seed}-{stamp}-{secrets.token_hex(2)}")
 
 
 def _move_aside(path: Path) -> None:
