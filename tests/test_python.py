@@ -157,10 +157,20 @@ def test_what_cannot_work_is_a_config_error(changes, said):
     assert said in str(error.value)
 
 
-def test_a_run_that_fails_is_an_error_with_its_reason(tmp_path, capsys):
+def test_what_only_the_environment_shows_is_a_config_error_too(tmp_path):
     config = replace(SMALL, env=replace(SMALL.env, normalize_obs=True, id="Pong-v5"))
-    with pytest.raises(RuntimeError, match="normalize_obs is for vectors"):
+    with pytest.raises(ConfigError, match="normalize_obs is for vectors"):
         spmdrl.train(config, run_dir=str(tmp_path / "run"))
+
+
+def test_a_run_that_fails_is_an_error_with_its_reason(tmp_path, monkeypatch, capfd):
+    def broken(*_):
+        raise ZeroDivisionError("a fault of the program")
+
+    monkeypatch.setattr("spmdrl.runtime.loop.TrainingLoop.log", broken)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: a fault of the program"):
+        spmdrl.train(SMALL, run_dir=str(tmp_path / "run"))
+    assert "Traceback" in capfd.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------

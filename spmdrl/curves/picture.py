@@ -34,7 +34,7 @@ def write_picture(panels: Sequence[PanelData], style: Style, out: str) -> None:
         axis.set_axis_off()
     handles = _handles(axes.flat)
     fig.legend(
-        handles.values(), handles.keys(), loc="outside lower center",
+        list(handles.values()), list(handles), loc="outside lower center",
         ncols=2 if max(map(len, handles)) > 40 else 3, fontsize=9,
     )  # fmt: skip
     try:

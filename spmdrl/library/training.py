@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spmdrl.config import EXIT_STOPPED, Config, ConfigError, read_file
+from spmdrl.config import EXIT_BAD_INPUT, EXIT_STOPPED, Config, ConfigError, read_file
 from spmdrl.envs.ids import check_id
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.topology import detect
@@ -106,6 +106,8 @@ def checked(config: Config, changes: dict[str, Any]) -> Config:
 def _result(run_dir: Path, code: int) -> Result:
     if code not in (0, EXIT_STOPPED):
         reason = read_json(run_dir / "status.json").get("reason") or "see what was printed"
+        if code == EXIT_BAD_INPUT:
+            raise ConfigError(reason)
         raise RuntimeError(f"the run in {run_dir} failed: {reason}")
     return Result(run_dir, read_json(run_dir / "summary.json") if code == 0 else {})
 
