@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from spmdrl.config import ConfigError
+from spmdrl.config.typed_words import as_typed
 from spmdrl.parallel.topology import CHILD_MARK, detect
 from spmdrl.runtime.consent import Consent
 from spmdrl.runtime.hints import suggested
@@ -78,6 +80,8 @@ def parse(
             raise ConfigError(f"{command} has no {old} any more; write {new}")
     # A plain flag needs no --no-flag beside it: none of the commands' flags is on by itself.
     plain = (tyro.conf.FlagCreatePairsOff,)
+    kinds = typing.get_type_hints(options, include_extras=True)
+    words = as_typed(words, kinds, off=lambda _: [])
     return tyro.cli(options, args=words, prog=_program(command), config=plain)
 
 
@@ -85,25 +89,33 @@ def parse_with_config(
     options: type[T], command: str, argv: Sequence[str] | None
 ) -> tuple[T, list[str]]:
     """The command's own options, and the words after CONFIG.py that are the trainer's."""
-    own_names = {
-        "--" + field.name.replace("_", "-")
+    kinds = typing.get_type_hints(options)
+    own = {
+        "--" + field.name.replace("_", "-"): _words_of(kinds[field.name])
         for field in dataclasses.fields(options)  # type: ignore[arg-type]
         if field.name != "config"  # which is positional
     }
-    words, own, trainer = given_words(argv), [], []
+    words, trainer = given_words(argv), []
+    mine: list[str] = []
     while words:
         word = words.pop(0)
         name, has_value, _ = word.partition("=")
         if name in ("-h", "--help"):
             return parse(options, command, ["--help"]), []
-        if name in own_names:
-            own += [word] if has_value else [word, *words[:1]]
-            words = words if has_value else words[1:]
+        if name in own:
+            count = 0 if has_value else own[name]
+            mine += [word, *words[:count]]
+            words = words[count:]
         else:
             trainer.append(word)
     # The config file comes before the flags, as for `train`; a value of a flag is not one.
     config = trainer[:1] if trainer and not trainer[0].startswith("-") else []
-    return parse(options, command, [*config, *own]), trainer[len(config) :]
+    return parse(options, command, [*config, *mine]), trainer[len(config) :]
+
+
+def _words_of(kind: Any) -> int:
+    """How many words follow an option of this type; one that can be repeated takes a pair."""
+    return 2 if typing.get_origin(kind) is tuple else 1
 
 
 def check_positive(options: object, *names: str) -> None:

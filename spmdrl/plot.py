@@ -1,128 +1,126 @@
-"""Learning curves of one or more runs as a picture: `python -m spmdrl.plot RUN_DIR ...`."""
+"""Learning curves of runs as a picture or a page: `python -m spmdrl.plot RUN_DIR ...`.
+
+Runs that differ by nothing but their seed are one curve with a band.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Literal
 
 import tyro
 
 from spmdrl.cli import answer_errors
-from spmdrl.config import Config, ConfigError
-from spmdrl.options import parse
-from spmdrl.runtime.files import Row, read_metrics
+from spmdrl.config import ConfigError
+from spmdrl.curves.groups import Group, group_runs, notes, read_runs
+from spmdrl.curves.output import place_for
+from spmdrl.curves.page import curves_section, document
+from spmdrl.curves.panels import (
+    Panel,
+    PanelData,
+    Style,
+    make_panels,
+    named_panels,
+    panels_of,
+)
+from spmdrl.curves.picture import write_picture
+from spmdrl.curves.words import told
+from spmdrl.options import check_positive, parse
+from spmdrl.runtime.files import replace_text
 from spmdrl.runtime.hints import suggested
-from spmdrl.runtime.rundir import read_run
 
 __all__ = ["draw", "main", "panels_of"]
 
-Panel = tuple[str, str]  # a metric, and the title above its curve
-
-SPEED = "perf/sps"
-# Of every run; a panel without a number in any run is left out.
-FIRST: tuple[Panel, ...] = (
-    ("episode/return_mean", "return (mean of the last episodes)"),
-    ("loss/value", "value loss"),
-    ("loss/policy", "policy loss"),
-    ("loss/nll", "negative log likelihood"),
-)
-LAST: tuple[Panel, ...] = (("loss/entropy", "entropy"), (SPEED, "steps per second"))
-COLUMNS = 3
+DEFAULT_OUT = "curves.png"
+PAGES = (".html", ".htm")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Plot return, losses and speed over environment steps."""
+    """Plot return, losses and speed over environment steps.
+
+    Runs that differ only by their seed are drawn as one line, their mean, with a band: the 95 %
+    bootstrap interval of that mean. Different configs get different colours, and the legend says
+    in which fields they differ. Also prints the value of each group over the last tenth of its
+    steps, and the difference between two groups.
+    """
 
     run_dirs: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR [RUN_DIR ...]")
     ]
-    """Run directories; the curves of several lie over each other in one picture."""
-    out: str = "curves.png"
-    """Where the picture goes; the ending chooses the format."""
+    """Run directories; a folder that holds runs stands for all of them."""
+    out: str | None = None
+    """Where it goes; the ending chooses the format (png, svg, pdf, or html with values under the
+    pointer). By default curves.png, or the next free number."""
+    overwrite: bool = False
+    """Replace a file that is there."""
+    metrics: tuple[str, ...] = ()
+    """Metrics to show instead of the usual ones, for example episode/return_mean optim/lr."""
+    x: Literal["steps", "time"] = "steps"
+    """What is to the right: environment steps, or seconds of training."""
+    smooth: int = 1
+    """Rows of metrics over which each run is averaged before runs are put together."""
+    center: Literal["mean", "iqm", "median"] = "mean"
+    """How seeds are put together; iqm is the mean of the middle half."""
+    each: bool = False
+    """Draw every run by itself, without bands."""
 
 
-class Run(NamedTuple):
-    label: str
-    config: Config
-    rows: list[Row]
+def draw(
+    run_dirs: Sequence[str],
+    out: str,
+    panels: Sequence[Panel] | None = None,
+    style: Style | None = None,
+    each: bool = False,
+) -> None:
+    """Write the picture or page; `panels` are by default those of the runs' algorithms."""
+    style, groups = style or Style(), group_runs(read_runs(run_dirs), each)
+    write(made(groups, panels, style), groups, style, out)
 
 
-def read(run_dir: str) -> Run:
-    config = read_run(run_dir)
-    label = f"{config.env.id}, seed {config.seed} ({Path(run_dir).name})"
-    return Run(label, config, read_metrics(run_dir))
+def made(groups: Sequence[Group], panels: Sequence[Panel] | None, style: Style) -> list[PanelData]:
+    configs = [run.config for group in groups for run in group.runs]
+    return make_panels(groups, panels_of(*configs) if panels is None else panels, style)
 
 
-def panels_of(*configs: Config) -> list[Panel]:
-    """What all algorithms report, and between it what those of these runs want to be shown."""
-    own = [panel for config in configs for panel in getattr(type(config.algo), "plots", ())]
-    return [*FIRST, *own, *LAST]
+def write(panels: Sequence[PanelData], groups: Sequence[Group], style: Style, out: str) -> None:
+    if Path(out).suffix.lower() in PAGES:
+        labels = [group.label for group in groups]
+        title = ", ".join(dict.fromkeys(g.runs[0].config.env.id for g in groups))
+        content = curves_section(panels, labels, style)
+        replace_text(Path(out), document(title, explained(groups, style), [content]))
+    else:
+        write_picture(panels, style, out)
 
 
-def panels_with_numbers(runs: Sequence[Run], panels: Iterable[Panel]) -> list[Panel]:
-    """Each once, in their order, without those for which no run has a number."""
-    found = [
-        (name, title)
-        for name, title in dict.fromkeys(panels)
-        if any(row.get(name) is not None for run in runs for row in run.rows)
-    ]
-    if not found:
-        raise ConfigError("none of these runs has a number to plot yet")
-    return found
-
-
-def draw(run_dirs: Sequence[str], out: str, panels: Sequence[Panel] | None = None) -> None:
-    """Write the picture; `panels` are by default those of the runs' algorithms."""
-    runs = [read(run_dir) for run_dir in run_dirs]
-    wanted = panels_of(*(run.config for run in runs)) if panels is None else panels
-    shown = panels_with_numbers(runs, wanted)
-    import matplotlib  # slow to load: not before the runs are known to be there
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = -(-len(shown) // COLUMNS)
-    fig, axes = plt.subplots(
-        rows, COLUMNS, figsize=(14, 3.5 * rows), squeeze=False, constrained_layout=True
-    )
-    for axis, panel in zip(axes.flat, shown, strict=False):
-        draw_panel(axis, panel, runs)
-    for axis in axes.flat[len(shown) :]:
-        axis.set_axis_off()
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=9)
-    try:
-        fig.savefig(out, dpi=110)
-    except ValueError as error:  # an ending that is no format
-        raise ConfigError(f"--out {out}: {error}") from error
-    finally:
-        plt.close(fig)
-
-
-def draw_panel(axis: Any, panel: Panel, runs: Sequence[Run]) -> None:
-    name, title = panel
-    for run in runs:
-        steps = [row["progress/steps"] for row in run.rows]
-        values = [float("nan") if row.get(name) is None else row[name] for row in run.rows]
-        axis.plot(steps, values, linewidth=1.2, label=run.label)
-    axis.set_title(title, fontsize=11)
-    axis.set_xlabel("environment steps")
-    axis.grid(alpha=0.3)
-    if name == SPEED:
-        axis.set_ylim(bottom=0)
+def explained(groups: Sequence[Group], style: Style) -> str:
+    """What lines and bands are."""
+    words = []
+    if any(len(group.runs) > 1 for group in groups):
+        words.append(f"lines: {style.center} of the seeds; bands: its 95 % bootstrap interval")
+    if style.smooth > 1:
+        words.append(f"each run smoothed over {style.smooth} rows")
+    return "; ".join(words)
 
 
 @answer_errors(os_errors=True)
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(Options, "plot", argv)
+    check_positive(options, "smooth")
     if not options.run_dirs:
         raise ConfigError(f"no run directory given; for example: {suggested('plot', 'runs/NAME')}")
-    draw(options.run_dirs, options.out)
-    print(f"written to {options.out}")
+    runs = read_runs(options.run_dirs)
+    wanted = named_panels(options.metrics, runs) if options.metrics else None
+    style, groups = Style(options.x, options.smooth, options.center), group_runs(runs, options.each)
+    panels = made(groups, wanted, style)
+    out = place_for(options.out, DEFAULT_OUT, options.overwrite)
+    write(panels, groups, style, out)
+    for line in (*told(groups, panels[0].metric, style.center), *notes(groups)):
+        print(line)
+    print(f"written to {out}")
     return 0
 
 

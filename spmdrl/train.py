@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from spmdrl.cli import answer_errors
@@ -18,12 +20,15 @@ from spmdrl.config import (
     to_json,
 )
 from spmdrl.envs.ids import check_id
+from spmdrl.library import training
+from spmdrl.library.training import Result
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, auto_ranks, detect
 from spmdrl.runtime.rundir import check_run_dir
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
+from spmdrl.runtime.warm_start import check_init_from
 from spmdrl.runtime.watchdog import Watchdog, start_folder
 
 if TYPE_CHECKING:
@@ -115,8 +120,17 @@ def checked_config(argv: Sequence[str], topology: Topology) -> Config:
     check_id(config.env)
     check_extras(config)
     check_run_dir(config)
+    check_init_from(config)
     return config
+
+
+class _Callable(ModuleType):
+    """`spmdrl.train(config)`: what scripts call has the name of this module."""
+
+    def __call__(self, config: Config | str | Path, **changes: Any) -> Result:
+        return training.train(config, **changes)
 
 
 if __name__ == "__main__":
     sys.exit(main())
+sys.modules[__name__].__class__ = _Callable

@@ -82,6 +82,10 @@ CASES = [
     change("flag_typo", "--sede 3", "--sede", "--seed"),
     change("nested_flag_typo", "--algo.gama 0.9", "--algo.gama", "--algo.gamma"),
     change("flag_in_wrong_part", "--optim.gamma 0.9", "--optim.gamma", "--algo.gamma"),
+    change("flag_typo_without_part", "--epocs 3", "no field --epocs", "mean --algo.epochs?"),
+    change("flag_of_another_world", "--frobnicate 3", "no field --frobnicate", "--help lists them"),
+    change("fraction_by_exponent", "--total-steps 1e-3", "--total-steps is '1e-3'", "whole"),
+    change("text_for_width", "--net.hidden 64 wide", "--net.hidden is 'wide'", "whole"),
     change("flag_without_part", "--num-envs 4", "--num-envs", "--env.num-envs or --eval.num-envs"),
     change("stray_word", "fast", "fast"),
     change("value_missing", "--seed", "--seed", "Missing value"),
@@ -89,7 +93,7 @@ CASES = [
     change("fraction_for_int", "--env.num-envs 3.5", "--env.num-envs", "'3.5'"),
     change("text_for_float", "--optim.lr fast", "--optim.lr", "'fast'"),
     change("value_for_switch", "--env.normalize-obs maybe", "normalize_obs", "'maybe'", "no-norm"),
-    change("value_by_equals", "--restart=True", "restart", "'True'", "--no-restart"),
+    change("value_by_equals", "--restart=maybe", "restart", "'maybe'", "--no-restart"),
     change("choice", "--algo.normalize-advantage mini", "'mini'", "advantage", "'minibatch'"),
     change("strategy", "--sync.strategy nccl", "'nccl'", "--sync.strategy", "'allreduce'"),
     change("backend", "--env.backend gym", "'gym'", "--env.backend", "'gymnasium'"),
@@ -112,7 +116,10 @@ CASES = [
     change("keep_none", "--checkpoint.keep 0", "checkpoint.keep is 0", "at least 1"),
     change("save_every", "--checkpoint.every -5", "checkpoint.every is -5", "0 or more"),
     # sizes
-    change("minibatches", "--algo.minibatches 3", "128", "algo.minibatches 3", "nearest: 126, 129"),
+    change(
+        "minibatches", "--algo.minibatches 3",
+        "128", "algo.minibatches 3", "nearest: 126, 129; or algo.minibatches 2, 4",
+    ),
     change("too_few_steps", "--total-steps 100", "total_steps 100", "4 x", "nearest: 512"),
     change("envs_by_devices", "--devices 3", "env.num_envs 4", "3 devices", "nearest: 3, 6"),
     change("envs_below_devices", "--devices 8", "env.num_envs 4", "8 devices", "nearest: 8"),
@@ -156,6 +163,14 @@ CASES = [
     change("changed_seed", "--run-dir TMP/run --seed 7", "seed: 1 -> 7", "--restart"),
     change("clone", "--run-dir TMP/clone", "TMP/clone", "made by spmdrl.clone", "--run-dir"),
     change("damaged_run", "--run-dir TMP/damaged", "TMP/damaged/config.json", "damaged"),
+    # other runs
+    change("init_from_nowhere", "--init-from TMP/nowhere", "init_from TMP/nowhere", "not a run"),
+    change("init_from_empty", "--init-from TMP/run:best", "init_from TMP/run:best", "no check"),
+    change(
+        "schedule_too_short", "--schedule-steps 1000",
+        "schedule_steps 1000 is less than total_steps 500000", "constant",
+    ),
+    change("schedule_of_nothing", "--schedule-steps 5", "schedule_steps 5", "nearest: 512"),
     # optional packages
     change("no_wandb", "--log.wandb project", "log.wandb", "--extra wandb"),
     change("no_tensorboard", "--log.tensorboard", "log.tensorboard", "--extra tb"),

@@ -104,8 +104,9 @@ def test_help_loads_nothing_heavy(name):
 
 
 FIRST_ARGUMENT = {
-    "doctor": None, "runs": "dir", "evaluate": "run_dir", "plot": "run_dirs", "record": "run_dir",
-    "clone": "data", "verify": "config", "tune": "config", "slurm": "config",
+    "doctor": None, "runs": "dir", "evaluate": "run_dir", "plot": "run_dirs", "report": "run_dirs",
+    "record": "run_dir", "clone": "data", "sweep": "config", "verify": "config", "tune": "config",
+    "slurm": "config",
 }  # fmt: skip
 
 
@@ -124,11 +125,11 @@ def test_help_explains_every_option(name):
     assert ("positional arguments" in shown) == (FIRST_ARGUMENT[name] is not None)
 
 
-@pytest.mark.parametrize("name", ["verify", "tune"])
+@pytest.mark.parametrize("name", ["verify", "tune", "sweep"])
 def test_help_of_what_takes_a_config_says_what_the_other_flags_are(name):
     shown = " ".join(python("-m", f"spmdrl.{name}", "--help").stdout.split())
     assert "CONFIG.py" in shown
-    assert "--updates" in shown
+    assert ("--seeds" if name == "sweep" else "--updates") in shown
     assert "All other flags after CONFIG.py are fields of the config" in shown
 
 
@@ -152,6 +153,7 @@ def test_help_of_what_takes_a_config_says_what_the_other_flags_are(name):
         (["verify", "configs/cartpol.py"], "did you mean configs/cartpole.py?"),
         (["verify", "configs/cartpole.py", "--updates", "0"], "updates is 0"),
         (["tune", "configs/cartpole.py", "--updates=-1"], "updates is -1"),
+        (["tune", "configs/cartpole.py", "--updates", "many"], "--updates is 'many'"),
         (["tune", "configs/cartpole.py", "--env.id", "CartPol-v1"], "did you mean CartPole-v1?"),
         (["verify", "configs/cartpole.py", "--env.id", "CartPol-v1"], "did you mean CartPole-v1?"),
         (["verify", "configs/cartpole.py", "--env.num-envs", "3"], "topology 1 x 2: "),
@@ -170,7 +172,6 @@ def test_bad_input_is_one_line_and_exit_code_2(words, said, tmp_path):
         ["runs", "--jsn"],
         ["doctor", "all"],
         ["verify", "--updates", "3"],
-        ["tune", "configs/cartpole.py", "--updates", "many"],
         ["slurm", "configs/cartpole.py", "--pbs", "--hostfile", "x"],
     ],
 )

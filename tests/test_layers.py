@@ -18,12 +18,12 @@ ROWS = [
     {"algos"},
     {"acting", "learning"},
     {"runtime"},
-    {"cluster"},
-    {"api", "episodes", "cli", "options"},
+    {"cluster", "curves", "sweeps"},
+    {"api", "episodes", "library", "cli", "options"},
 ]
 COMMANDS = {
-    "train", "evaluate", "record", "clone", "plot", "runs", "doctor", "verify", "tune", "slurm",
-    "__main__",
+    "train", "evaluate", "record", "clone", "plot", "report", "runs", "doctor", "sweep", "verify",
+    "tune", "slurm", "__main__",
 }  # fmt: skip
 
 
@@ -113,7 +113,8 @@ LIGHT = [
     "config", "parallel.topology", "parallel.spawn", "parallel.process", "runtime.rundir",
     "runtime.watchdog", "runtime.signals", "runtime.checkpoint", "runtime.files", "runtime.models",
     "runtime.evaluation", "acting.player", "envs.ids", "episodes", "cli", "options", "train",
-    "evaluate", "plot", "runs", "record", "clone", "doctor", "verify", "tune", "slurm",
+    "evaluate", "plot", "report", "runs", "record", "clone", "doctor", "sweep", "verify", "tune",
+    "slurm",
 ]  # fmt: skip
 
 

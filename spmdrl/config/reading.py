@@ -21,6 +21,7 @@ from spmdrl.config import own_code
 from spmdrl.config.option_flags import read_pairs, take_options
 from spmdrl.config.rules import ConfigError, check_fields, fields_of, suggest
 from spmdrl.config.schema import Config
+from spmdrl.config.typed_words import as_typed, check_known
 
 __all__ = ["load", "read_file"]
 
@@ -37,7 +38,10 @@ def load(argv: Sequence[str]) -> Config:
             "python -m spmdrl.train configs/cartpole.py"
         )
     flags, options = take_options(flags, default.env.options)
+    kinds = {f.name: f.type for f in fields_of(default) if not dataclasses.is_dataclass(f.value)}
+    flags = as_typed(flags, kinds)
     _check_flags(flags, default)
+    check_known(flags, kinds, free=("--env.options",))
     import tyro  # not needed by those who only read a saved config
 
     prog = f"python -m spmdrl.train {path or 'CONFIG.py'}"

@@ -273,7 +273,11 @@ class Config:
     seed: Seed = 1
     """Seed from which everything random derives."""
     total_steps: Annotated[int, at_least(1), FREE] = 500_000
-    """Environment steps of the whole run; schedules stretch to it."""
+    """Environment steps of the whole run; linear and cosine schedules stretch to it."""
+    schedule_steps: Annotated[int, at_least(0), FREE] = 0
+    """Steps over which schedules run, if not total_steps: train a part now and the rest later."""
+    init_from: str | None = None
+    """Start with the parameters of another run: RUN_DIR, or RUN_DIR:best, :latest or :UPDATE."""
     nprocs: Annotated[Ranks, FREE] = 1
     """Ranks to start on this machine; auto: one per core."""
     devices: Annotated[int, at_least(0), FREE] = 0
@@ -301,3 +305,8 @@ class Config:
     @property
     def num_updates(self) -> int:
         return self.total_steps // self.batch_size
+
+    @property
+    def schedule_updates(self) -> int:
+        """Updates after which schedules are at their end."""
+        return max(1, (self.schedule_steps or self.total_steps) // self.batch_size)

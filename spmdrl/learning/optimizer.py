@@ -101,9 +101,9 @@ def learning_rate(config: Config, step: Array) -> Float[Array, ""]:
     optim = config.optim
     done = step.astype(jnp.float32)
     if not optim.warmup:
-        left = jnp.maximum(1.0 - done / config.num_updates, 0.0)
+        left = jnp.maximum(1.0 - done / config.schedule_updates, 0.0)
         return scheduled(optim.lr, optim.lr_schedule, left)
-    rest = max(config.num_updates - optim.warmup, 1)
+    rest = max(config.schedule_updates - optim.warmup, 1)
     left = jnp.clip(1.0 - (done - optim.warmup) / rest, 0.0, 1.0)
     rise = jnp.minimum((done + 1.0) / optim.warmup, 1.0)
     return rise * scheduled(optim.lr, optim.lr_schedule, left)

@@ -247,7 +247,7 @@ def models_of(learner: Learner, state: TrainState) -> Models:
 
 
 def share_left(learner: Learner, state: TrainState) -> Float[Array, ""]:
-    left = 1.0 - state.step.astype(jnp.float32) / learner.config.num_updates
+    left = 1.0 - state.step.astype(jnp.float32) / learner.config.schedule_updates
     return jnp.maximum(left, 0.0)
 
 

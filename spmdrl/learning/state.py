@@ -19,17 +19,28 @@ __all__ = ["init_train_state", "params_sha256"]
 
 
 def init_train_state(
-    config: Config, policy: Policy, spec: EnvSpec, key: Array, first_obs: Any = None
+    config: Config,
+    policy: Policy,
+    spec: EnvSpec,
+    key: Array,
+    first_obs: Any = None,
+    model: Any = None,
 ) -> TrainState:
-    """`first_obs` is any observation; the moments count from it, against cancellation."""
-    params = policy.init(key)
-    obs_moments = moments.of_observations(config.env.normalize_obs, spec, first_obs)
+    """`first_obs` is any observation; the moments count from it, against cancellation.
+
+    `model` is what another run has learned, instead of random parameters.
+    """
+    if model is None:
+        params = policy.init(key)
+        obs_moments = moments.of_observations(config.env.normalize_obs, spec, first_obs)
+    else:
+        params, obs_moments = model["params"], model["obs_moments"]
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=make_optimizer(config.optim).init(params),
         obs_moments=obs_moments,
-        reward_moments=moments.init(()),
+        reward_moments=moments.init(()) if model is None else model["reward_moments"],
         behind=(params, obs_moments) if config.overlap else (),
     )
 

@@ -15,7 +15,9 @@ from types import FrameType
 from spmdrl.config import ConfigError
 from spmdrl.parallel.topology import CHILD_MARK, TERMINAL_MARK, cores
 
-__all__ = ["find_mpirun", "mpirun_command", "spawn"]
+__all__ = ["SHARED_MARK", "end_with_parent", "find_mpirun", "mpirun_command", "spawn"]
+
+SHARED_MARK = "SPMDRL_SHARED_CORES"  # set where several runs share this machine
 
 SAVING = "saving a checkpoint, then stopping (again: stop at once)"
 
@@ -33,7 +35,7 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
     terminal = "1" if sys.stdout.isatty() else "0"
     environment = os.environ | {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal}
     child = subprocess.Popen(
-        command, env=environment, start_new_session=True, preexec_fn=_end_with_parent
+        command, env=environment, start_new_session=True, preexec_fn=end_with_parent
     )
     interrupts = 0
 
@@ -57,7 +59,7 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
     return code
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Let the kernel end mpirun, and with it the ranks, should this process be killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -67,7 +69,8 @@ def mpirun_command(nprocs: int) -> list[str]:
     command = [find_mpirun(), "-np", str(nprocs)]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
-    if nprocs > cores():
+    # Two mpiruns side by side would bind their ranks to the same first cores.
+    if nprocs > cores() or os.environ.get(SHARED_MARK):
         return [*command, "--oversubscribe", "--bind-to", "none"]
     return [*command, "--map-by", f"slot:PE={cores() // nprocs}", "--bind-to", "core"]
 

@@ -19,6 +19,8 @@ from spmdrl.parallel.mesh import commit, global_devices, local_devices, make_mes
 from spmdrl.parallel.placement import ids_of_ranks, shards_in
 from spmdrl.parallel.sync import make_grad_sync
 from spmdrl.parallel.world import World
+from spmdrl.runtime.checkpoint import Snapshot
+from spmdrl.runtime.warm_start import initial_model
 from spmdrl.types import Array, Report, Rollout, TrainState
 
 __all__ = ["Trainer", "build_trainer", "run_mesh"]
@@ -62,9 +64,16 @@ def next_step(state: TrainState) -> TrainState:
 
 
 def build_trainer(
-    config: Config, world: World | None = None, threads: int = 1, mesh: Mesh | None = None
+    config: Config,
+    world: World | None = None,
+    threads: int = 1,
+    mesh: Mesh | None = None,
+    source: Snapshot | None = None,
 ) -> Trainer:
-    """A trainer before its first update; the same state on every rank."""
+    """A trainer before its first update; the same state on every rank.
+
+    `source` is what it begins with instead of random parameters; only rank 0 needs it.
+    """
     world, mesh = world or World(), mesh or run_mesh(config)
     devices = len(mesh.local_devices)
     ids = ids_of_ranks(config, world.size)[world.rank]
@@ -78,7 +87,8 @@ def build_trainer(
         update = gathered(update, world, mesh)
     init_key, *keys = jax.random.split(jax.random.PRNGKey(config.seed), 3)
     init = jax.jit(partial(init_train_state, config, policy, spec))
-    state = broadcast_tree(world, init(init_key, collector.first_obs))
+    model = None if source is None else initial_model(config, policy, spec, source)
+    state = broadcast_tree(world, init(init_key, collector.first_obs, model))
     state = commit(replicate(state, mesh), mesh)
     return Trainer(config, world, mesh, collector, learner, update, state, *replicate(keys, mesh))
 

@@ -79,5 +79,5 @@ def share_run(config: Config, world: World) -> RunDir:
         return asdict(run) | {"path": str(run.path)}
 
     found = world.from_root(opened)
-    changed = tuple(found["changed_code"])
-    return RunDir(Path(found["path"]), found["run_id"], found["resumed"], changed)
+    notes, changed = tuple(found["notes"]), tuple(found["changed_code"])
+    return RunDir(Path(found["path"]), found["run_id"], found["resumed"], notes, changed)

@@ -27,6 +27,7 @@ __all__ = [
     "check_run_dir",
     "close_run",
     "command_line",
+    "new_run_dir",
     "open_run",
     "read_run",
     "versions",
@@ -51,6 +52,8 @@ class RunDir:
     path: Path
     run_id: str
     resumed: bool
+    notes: tuple[str, ...] = ()
+    """What the user has to know about the changes since it was last trained."""
     changed_code: tuple[str, ...] = ()
     """Files of the user's that are not what they were when the run was last started."""
 
@@ -62,7 +65,7 @@ def open_run(config: Config, code: Code | None = None) -> RunDir:
     The lock is kept until `close_run`, or for the life of this process.
     """
     check_run_dir(config)
-    path = Path(config.run_dir) if config.run_dir else _new_path(config)
+    path = Path(new_run_dir(config))
     _make_and_lock(path, config.restart)
     try:
         _check_content(path, config)  # again: it may be another job's work of the last moment
@@ -143,10 +146,13 @@ def _check_same_run(path: Path, config: Config) -> None:
         )
 
 
-def _new_path(config: Config) -> Path:
+def new_run_dir(config: Config) -> str:
+    """The one that the config names, or a new name below runs/."""
+    if config.run_dir:
+        return config.run_dir
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = config.name or config.env.id.replace("/", "-")
-    return Path("runs") / f"{name}-s{config.seed}-{stamp}-{secrets.token_hex(2)}"
+    return str(Path("runs") / f"{name}-s{config.seed}-{stamp}-{secrets.token_hex(2)}")
 
 
 def _move_aside(path: Path) -> None:
@@ -196,10 +202,23 @@ def versions() -> dict[str, str]:
 
 def _reopen(path: Path, config: Config, code: Code | None) -> RunDir:
     run_id = json.loads((path / "versions.json").read_text())["run_id"]
+    notes = _changed_schedules(read_run(path, type(config.algo)), config)
     before = read_code(path)
     changed = changed_files(before, code) if before and code else []
     _write_config(path, config, run_id, code)
-    return RunDir(path, run_id, resumed=True, changed_code=tuple(changed))
+    return RunDir(path, run_id, resumed=True, notes=notes, changed_code=tuple(changed))
+
+
+def _changed_schedules(before: Config, now: Config) -> tuple[str, ...]:
+    """More steps stretch the schedules, which changes the learning rate from here on."""
+    old, new = before.schedule_updates, now.schedule_updates
+    if old == new:
+        return ()
+    size = now.batch_size
+    return (
+        f"schedules now end at step {new * size:,} instead of {old * size:,}: linear and cosine "
+        "ones go on from their values on the new line (--schedule-steps sets their length)",
+    )
 
 
 def read_run(path: str | Path, own_algo: type[AlgoConfig] | None = None) -> Config:

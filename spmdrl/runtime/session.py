@@ -23,6 +23,8 @@ from spmdrl.runtime.rundir import (
     write_status,
 )
 from spmdrl.runtime.signals import StopRequest
+from spmdrl.runtime.spaces import write_spaces
+from spmdrl.runtime.warm_start import read_source
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
 __all__ = ["run_session"]
@@ -35,9 +37,13 @@ def run_session(
     stop: StopRequest,
     watchdog: Watchdog,
     argv: Sequence[str],
+    again: str = "",
 ) -> int:
-    """Train, and say how it ended; the exit code."""
-    session = Session(config, topology, world, watchdog, argv)
+    """Train, and say how it ended; the exit code.
+
+    `again` says how to resume, where that is not the command line.
+    """
+    session = Session(config, topology, world, watchdog, argv, again)
     try:
         session.train(stop)
         return 0
@@ -62,12 +68,13 @@ class Session:
         world: World,
         watchdog: Watchdog,
         argv: Sequence[str],
+        again: str = "",
     ):
         self._config, self._topology, self._world = config, topology, world
         self._watchdog, self._argv = watchdog, list(argv)
         self._logger = NullLogger()
         self._run: RunDir | None = None
-        self._again = ""
+        self._again = again
 
     def train(self, stop: StopRequest) -> None:
         config, topology, world = self._config, self._topology, self._world
@@ -75,18 +82,23 @@ class Session:
             start_jax_distributed(topology, world)
         ranks = handshake(config, world, self._argv)
         self._run = run = share_run(config, world)
-        self._again = command_line(run.path, self._argv)
+        self._again = self._again or command_line(run.path, self._argv)
         self._watchdog.move(run.path / ".heartbeat")
         self._watchdog.enter("start", 0, config.sync.start_timeout_s)
         self._write_status("running")
         self._logger = logger = make_logger(config, run.path, run.run_id, world.rank)
-        for line in ranks if world.size > 1 else []:
+        for line in (*(ranks if world.size > 1 else []), *run.notes):
             logger.info(line)
         if run.changed_code:
             files = ", ".join(run.changed_code)
             logger.warning(f"code has changed since this run was last started: {files}")
         threads = config.env.threads or threads_per_rank(topology)
-        trainer = build_trainer(config, world, threads)
+        source = read_source(config, run.path) if world.is_root else None
+        if source is not None:
+            logger.info(f"begins with the parameters of {config.init_from}, update {source.step}")
+        trainer = build_trainer(config, world, threads, source=source)
+        if world.is_root:
+            write_spaces(run.path, trainer.collector.spec)
         publishes = topology.local_rank == 0
         loop = TrainingLoop(trainer, run.path, logger, stop, self._watchdog, publishes)
         logger.info(header(trainer))

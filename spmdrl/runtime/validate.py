@@ -53,6 +53,7 @@ def _check_run(config: Config) -> None:
             f"(env.num_envs {config.env.num_envs} x algo.num_steps {config.algo.num_steps} = "
             f"{config.batch_size}); nearest: {config.batch_size}"
         )
+    _check_schedule(config)
     if config.overlap and config.sync.strategy != "allreduce":
         raise ConfigError(
             f"overlap is not supported with sync.strategy {config.sync.strategy}, which occupies "
@@ -65,14 +66,30 @@ def _check_run(config: Config) -> None:
         )
 
 
+def _check_schedule(config: Config) -> None:
+    if config.schedule_steps and config.schedule_steps < config.batch_size:
+        raise ConfigError(
+            f"schedule_steps {config.schedule_steps} is less than one rollout of "
+            f"{config.batch_size} steps; nearest: {config.batch_size}"
+        )
+    decays = config.optim.lr_schedule != "constant"
+    if decays and config.schedule_updates < config.num_updates:
+        raise ConfigError(
+            f"schedule_steps {config.schedule_steps} is less than total_steps "
+            f"{config.total_steps}: the learning rate would be 0 for the rest of the run; leave it "
+            "out to stretch the schedule, or use --optim.lr-schedule constant"
+        )
+
+
 def _check_minibatches(config: Config, num_devices: int) -> None:
     algo, envs = config.algo, config.env.num_envs
     if algo.selects == "steps":
         if algo.num_steps % algo.minibatches:
-            nearest = nearest_multiples(algo.num_steps, algo.minibatches)
+            steps = nearest_multiples(algo.num_steps, algo.minibatches)
+            parts = nearest_divisors(algo.num_steps, algo.minibatches)
             raise ConfigError(
                 f"algo.num_steps {algo.num_steps} is not divisible by algo.minibatches "
-                f"{algo.minibatches}; nearest: {nearest}"
+                f"{algo.minibatches}; nearest: {steps}; or algo.minibatches {parts}"
             )
         return
     groups = config.sync.shards if config.sync.deterministic else num_devices
@@ -117,3 +134,10 @@ def _check_shards(config: Config, size: int, devices: int) -> None:
 def nearest_multiples(value: int, divisor: int) -> str:
     below = value // divisor * divisor
     return ", ".join(str(n) for n in (below, below + divisor) if n > 0)
+
+
+def nearest_divisors(value: int, wanted: int) -> str:
+    """The numbers around `wanted` by which the value can be divided."""
+    divisors = [n for n in range(1, value + 1) if value % n == 0]
+    below = [n for n in divisors if n < wanted][-1:]
+    return ", ".join(map(str, below + [n for n in divisors if n > wanted][:1]))
