@@ -16,7 +16,7 @@ import pytest
 from spmdrl.algos import Ppo
 from spmdrl.config import Config, ConfigError, EnvConfig, NetConfig, OptimConfig, to_json
 from spmdrl.envs import make_env
-from spmdrl.envs.observations import obs_spec, read_obs
+from spmdrl.envs.observations import make_reader
 from spmdrl.episodes import Batches, Recording
 from spmdrl.nets import make_policy, moments
 from spmdrl.nets.policy import variables_of
@@ -63,13 +63,14 @@ def test_images_keep_their_names_and_numbers_are_joined():
 
 def test_a_dict_without_images_is_one_vector_as_it_always_was():
     space = gym.spaces.Dict(b=gym.spaces.Box(-1, 1, (2,)), a=gym.spaces.Discrete(3))
-    assert obs_spec(space, "x") == ObsPart((5,), np.dtype(np.float32))
+    reader = make_reader(space, gym.spaces.Discrete(2), "x")
+    assert reader.spec.obs == ObsPart((5,), np.dtype(np.float32))
     obs = {"b": np.array([[0.5, -0.5]]), "a": np.array([2])}
-    assert read_obs(space, obs, np).tolist() == [[0, 0, 1, 0.5, -0.5]]
+    assert reader.read(obs, np).tolist() == [[0, 0, 1, 0.5, -0.5]]
 
 
 def parts_of(space: gym.spaces.Dict) -> dict[str, ObsPart]:
-    found = obs_spec(space, "x")
+    found = make_reader(space, gym.spaces.Discrete(2), "x").spec.obs
     assert isinstance(found, dict)
     return found
 

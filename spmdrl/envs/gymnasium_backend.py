@@ -13,14 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from spmdrl.config import EnvConfig
-from spmdrl.envs import actions, observations
+from spmdrl.envs import actions
 from spmdrl.envs.hosts import Task, make_host
 from spmdrl.envs.leaves import nested
 from spmdrl.envs.making import find_entry, wrapper_names
+from spmdrl.envs.observations import make_reader
 from spmdrl.envs.shared_block import Arrays, Layout, batch_layout, obs_leaves, plain
 from spmdrl.envs.workers import WorkerProcesses, advice
 from spmdrl.parallel.topology import cores
-from spmdrl.types import ActionSpace, EnvSpec, Obs, TimeStep
+from spmdrl.types import ActionSpace, Obs, TimeStep
 
 __all__ = ["GymnasiumBatch", "split_evenly", "worker_count"]
 
@@ -57,8 +58,8 @@ class GymnasiumBatch:
         self._steps = make_stepper(config, env_ids, seeds, threads, batches)
         try:
             self._obs_space = self._steps.obs_space
-            action = actions.action_space(self._steps.action_space, config.id)
-            self.spec = EnvSpec(observations.obs_spec(self._obs_space, config.id), action)
+            self._reader = make_reader(self._obs_space, self._steps.action_space, config.id)
+            self.spec, action = self._reader.spec, self._reader.spec.action
             example = actions.to_env_action(action, any_action(action, self.num_envs), np)
             layout = batch_layout(self._obs_space, example, self._steps.count)
             self._arrays = self._steps.attach(layout)
@@ -107,7 +108,7 @@ class GymnasiumBatch:
     def _obs(self) -> Obs:
         """Copies: the next step writes into the same arrays."""
         leaves = {path: array.copy() for path, array in obs_leaves(self._arrays).items()}
-        return observations.read_obs(self._obs_space, nested(self._obs_space, leaves), np)
+        return self._reader.read(nested(self._obs_space, leaves), np)
 
 
 def any_action(space: ActionSpace, num_envs: int) -> np.ndarray:

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from spmdrl.config import ConfigError
-from spmdrl.envs import actions, base, jax_libraries, observations
+from spmdrl.envs import actions, base, jax_libraries
 from spmdrl.envs.jax_protocol import Simulator
-from spmdrl.types import EnvSpec, Obs, TimeStep
+from spmdrl.envs.observations import make_reader
+from spmdrl.types import Obs, TimeStep
 
 __all__ = ["JaxBatch", "JaxStepper", "env_keys", "stepper"]
 
@@ -104,9 +105,9 @@ class JaxStepper:
 
     def __init__(self, simulator: Simulator, env_id: str, cached: bool = False):
         self.simulator, self._cached = simulator, cached
-        self._space = simulator.env.observation_space
-        action = actions.action_space(simulator.env.action_space, env_id)
-        self.spec = EnvSpec(observations.obs_spec(self._space, env_id), action)
+        env = simulator.env
+        self._reader = make_reader(env.observation_space, env.action_space, env_id)
+        self.spec = self._reader.spec
         self.start, self.step = jax.jit(self.trace_start), jax.jit(self.trace_step)
 
     def trace_start(self, key: Any) -> tuple[Obs, Handle]:
@@ -121,7 +122,7 @@ class JaxStepper:
         }  # fmt: skip
         if self._cached:
             handle["first"] = (obs, state)
-        return observations.read_obs(self._space, obs, jnp), handle
+        return self._reader.read(obs, jnp), handle
 
     def trace_step(self, handle: Handle, action: Any) -> tuple[Handle, TimeStep]:
         """One step of all of them, as part of a larger program."""
@@ -141,7 +142,7 @@ class JaxStepper:
         else:
             obs, state = self.reset_rows(key, count, due, (obs, state))
         answer = TimeStep(
-            obs=observations.read_obs(self._space, obs, jnp),
+            obs=self._reader.read(obs, jnp),
             reward=jnp.where(due, np.float32(0), reward),
             terminated=terminated,
             truncated=truncated,

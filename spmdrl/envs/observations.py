@@ -20,7 +20,7 @@ from spmdrl.envs.leaf_rules import MASK_NAMES, Leaf, is_mask, leaf_of
 from spmdrl.envs.leaves import leaf_spaces, leaf_values
 from spmdrl.types import MASK, Column, EnvSpec, Obs, ObsPart
 
-__all__ = ["Reader", "make_reader", "mask_shape", "obs_spec", "read_obs"]
+__all__ = ["Reader", "make_reader", "mask_shape"]
 
 VECTOR = "vector"  # name of the numbers beside images
 # What images are known to be no pictures: how many symbols each of their channels has.
@@ -66,20 +66,6 @@ def mask_shape(space: Any) -> tuple[int, ...]:
     """Of the action mask among the observations, or () where there is none."""
     found = leaf_spaces(space).items()
     return next((leaf.shape for name, leaf in found if is_mask(name, leaf)), ())
-
-
-# ---------------------------------------------------------------------------------------------
-# Without a reader
-
-
-def obs_spec(space: Any, env_id: str) -> ObsPart | dict[str, ObsPart]:
-    """What the network sees, of environments whose mask, if any, is in the observation."""
-    return _joined_spec(_leaves(space, env_id), env_id, 0)
-
-
-def read_obs(space: Any, obs: Any, xp: Any) -> Obs:
-    """A batch of observations as `obs_spec` describes it; `xp` is numpy or jax.numpy."""
-    return _read(space, _leaves(space, ""), obs, None, xp)
 
 
 # ---------------------------------------------------------------------------------------------
