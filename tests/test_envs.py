@@ -16,6 +16,7 @@ from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.envs import make_env
 from spmdrl.envs.base import EnvBatch
 from spmdrl.envs.envpool_backend import has_64_bit_arrays
+from spmdrl.envs.envpool_loading import load_envpool
 from spmdrl.types import MASK, ObsPart
 from tests import compiled_step
 
@@ -309,7 +310,7 @@ def test_what_cannot_be_trained_is_refused_with_the_reason(env_id, says):
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    import envpool
+    envpool = load_envpool("CoinrunEasy-v0")
 
     def fails(*_: Any, **__: Any) -> None:
         raise ImportError("EnvPool Procgen requires the system Qt 5 runtime\nand more")

@@ -11,6 +11,7 @@ import pytest
 
 from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.envs.envpool_backend import check_players, pool_reader
+from spmdrl.envs.envpool_loading import load_envpool
 from spmdrl.envs.ids import envpool_ids
 from spmdrl.nets import make_policy
 from spmdrl.nets.describe import describe
@@ -38,10 +39,8 @@ def test_a_compiled_step_of_every_family_has_the_bits_of_a_python_step(env_id):
 
 def answer(env_id: str) -> str:
     """What becomes of the id, by its declared arrays."""
-    import envpool
-
     try:
-        spec = envpool.make_spec(env_id)
+        spec = load_envpool(env_id).make_spec(env_id)
     except ImportError:
         return "missing library"
     except Exception:

@@ -13,6 +13,7 @@ import numpy as np
 
 from spmdrl.config import ConfigError, suggest
 from spmdrl.envs import actions, base, observations
+from spmdrl.envs.envpool_loading import load_envpool
 from spmdrl.types import Obs, TimeStep
 
 __all__ = [
@@ -87,10 +88,8 @@ class EnvpoolBatch:
 
 
 def make_pool(env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]) -> Any:
-    import envpool
-
     with explained(env_id):
-        pool = envpool.make_gymnasium(
+        pool = load_envpool(env_id).make_gymnasium(
             env_id, num_envs=len(seeds), seed=list(seeds), num_threads=threads, **options
         )
     with warnings.catch_warnings():  # gymnasium complains of envpool's float64 bounds, once
@@ -101,13 +100,11 @@ def make_pool(env_id: str, seeds: Sequence[int], threads: int, options: dict[str
 
 def declared(env_id: str, options: dict[str, Any]) -> Any:
     """The specification of the arrays; nothing is simulated for it."""
-    import envpool
-
     try:
         with explained(env_id):
-            return envpool.make_spec(env_id, **options)
+            return load_envpool(env_id).make_spec(env_id, **options)
     except TypeError as error:  # an option that this environment does not have
-        known = envpool.make_spec(env_id)._config_keys
+        known = load_envpool(env_id).make_spec(env_id)._config_keys
         wrong = sorted(set(options) - set(known))
         detail = f"; {wrong[0]}{suggest(wrong[0], known)}" if wrong else f": {error}"
         raise ConfigError(f"env.options do not fit {env_id}{detail}") from error
