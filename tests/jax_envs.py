@@ -15,7 +15,7 @@ __all__ = ["Both", "Broken", "CartPole", "Drawing", "Ending", "Limit", "Masked"]
 class Ending:
     """Shows its time and a number drawn at the reset; 1 in the first step; ends after three."""
 
-    observation_space = gym.spaces.Box(-10.0, 10.0, (2,), np.float32)
+    observation_space: Any = gym.spaces.Box(-10.0, 10.0, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
     def reset(self, key: Any) -> tuple[Any, Any]:
@@ -93,7 +93,7 @@ class CartPole:
 class Masked(Ending):
     """Its observation is a dict with a mask of the allowed actions."""
 
-    observation_space = gym.spaces.Dict(
+    observation_space: Any = gym.spaces.Dict(
         {"seen": Ending.observation_space, "action_mask": gym.spaces.MultiBinary(2)}
     )
 

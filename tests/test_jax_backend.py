@@ -101,7 +101,7 @@ def test_masks_come_as_a_leaf_of_that_name():
 
 
 def test_cartpole_moves_as_gymnasium_does():
-    env = gym.make("CartPole-v1").unwrapped
+    env: Any = gym.make("CartPole-v1").unwrapped
     env.reset(seed=3)
     step = jax.jit(CartPole().step)
     rng = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def stepper(env: Any) -> JaxStepper:
 @pytest.mark.parametrize("cls", [Drawing, Ending, CartPole])
 def test_the_reset_loop_gives_the_bits_of_the_plain_form(cls, num_envs):
     made, rng = stepper(cls()), np.random.default_rng(num_envs)
-    key, count = env_keys(1, 0, range(num_envs)), np.arange(num_envs, dtype=np.int32)
+    key, count = env_keys(1, 0, range(num_envs)), jnp.arange(num_envs)
     _, handle = made.start(key)
     old = jax.vmap(made.simulator.reset)(env_keys(2, 0, range(num_envs)))
 
@@ -140,7 +140,9 @@ def test_the_reset_loop_gives_the_bits_of_the_plain_form(cls, num_envs):
     for share in (0.0, 0.2, 0.6, 1.0):
         due = rng.random(num_envs) < share
         assert bits(loop(due, old)) == bits(plain(due, old))
-    assert jax.tree.structure(handle["state"]) == jax.tree.structure(old[1])
+    assert [x.shape for x in jax.tree.leaves(handle["state"])] == [
+        x.shape for x in jax.tree.leaves(old[1])
+    ]
 
 
 def bits(tree: Any) -> list[bytes]:
@@ -323,15 +325,14 @@ def test_checking_an_id_does_not_load_jax():
         (f"{OWN}:CartPole", {"limit": 3}, "env.options do not fit"),
         (f"{OWN}:CartPole", {"reset": "old"}, "must be new or cached"),
         (f"{OWN}:CartPole", {"render_mode": "rgb_array"}, "cannot be drawn"),
-        (f"{OWN}:np", {}, "env.options do not fit|no JAX environment|not callable"),
+        (f"{OWN}:np", {}, "not callable"),
         (f"{OWN}:Broken", {"how": "space"}, r"has shape (3,), but reset shows (2,)"),
         (f"{OWN}:Broken", {"how": "reset"}, "reset must return (obs, state)"),
         ("builtins:list", {}, "is no JAX environment: it has no observation_space"),
     ],
 )
 def test_an_environment_that_does_not_fit_is_refused(env_id, options, answer):
-    parts = [re.escape(part) for part in answer.split("|")]
-    with pytest.raises(ConfigError, match="|".join(parts)):
+    with pytest.raises(ConfigError, match=re.escape(answer)):
         make_env(config_of(env_id, **options), range(2))
 
 

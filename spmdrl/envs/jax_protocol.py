@@ -80,14 +80,8 @@ class Simulator:
             )
         obs, state, *rest = answer
         obs, state = self._fitted((obs, state), "step")
-        reward, terminated, truncated = map(self._scalar, rest)
-        return (
-            obs,
-            state,
-            reward.astype(np.float32),
-            terminated.astype(bool),
-            truncated.astype(bool),
-        )
+        reward, terminated, truncated = map(self._scalar, rest, (np.float32, bool, bool))
+        return obs, state, reward, terminated, truncated
 
     def _scalar(self, x: Any, dtype: Any) -> Any:
         x = jnp.asarray(x)
@@ -114,7 +108,8 @@ class Simulator:
         Loops want exactly it; environments mix Python's numbers with arrays.
         """
         found = _plain(jax.tree.map(jnp.asarray, found))
-        wanted, got = jax.tree.structure(self.form), jax.tree.structure(found)
+        wanted: Any = jax.tree.structure(self.form)
+        got: Any = jax.tree.structure(found)
         if wanted != got:
             raise ConfigError(
                 f"env.id {self._id}: {where} returns an (obs, state) of another structure than "

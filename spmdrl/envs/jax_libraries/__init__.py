@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,14 +49,9 @@ def make(env_id: str, options: dict[str, Any]) -> JaxEnv:
     """The environment of that id; ConfigError where there is none."""
     check_jax_id(env_id)
     prefix, _, name = env_id.rpartition(":")
-    if prefix in LIBRARIES:
-        adapter = _adapter(prefix)
-        _check_name(env_id, adapter.names())
-        maker, arguments = adapter.make, (name, dict(options))
-    else:
-        maker, arguments = _own(prefix, name), ()
+    maker = _from_library(prefix, name) if prefix in LIBRARIES else _own(prefix, name)
     try:
-        return maker(*arguments) if arguments else maker(**options)
+        return maker(**options)
     except TypeError as error:
         if _from_within(error):
             raise
@@ -131,6 +127,12 @@ def _adapter(prefix: str) -> Any:
     return importlib.import_module(f"{__name__}.{LIBRARIES[prefix].adapter}")
 
 
+def _from_library(prefix: str, name: str) -> Callable[..., JaxEnv]:
+    adapter = _adapter(prefix)
+    _check_name(f"{prefix}:{name}", adapter.names())
+    return lambda **options: adapter.make(name, options)
+
+
 def _own(module: str, name: str) -> Any:
     """A class of the user's own, or anything else that makes an environment."""
     try:
@@ -141,4 +143,6 @@ def _own(module: str, name: str) -> Any:
         raise ConfigError(
             f"env.id {module}:{name}: {module} has no {name}{suggest(name, vars(found))}"
         )
+    if not callable(getattr(found, name)):
+        raise ConfigError(f"env.id {module}:{name} is not callable: name a class or a function")
     return getattr(found, name)

@@ -39,4 +39,5 @@ class GymnaxEnv:
         return self._env.reset_env(key, self._params)
 
     def step(self, key: Any, state: Any, action: Any) -> Answer:
-        return self._env.step_env(key, state, action, self._params)[:5]
+        obs, state, reward, ended, _ = self._env.step_env(key, state, action, self._params)
+        return obs, state, reward, ended, self._env.is_truncated(state, self._params)

@@ -17,7 +17,8 @@ def box(low: Any, high: Any, shape: Any, dtype: Any) -> gym.spaces.Box:
     if kind.kind in "iu":
         limits = np.iinfo(kind)
         bounds = [np.clip(x.astype(np.float64), limits.min, limits.max) for x in bounds]
-    return gym.spaces.Box(*(x.astype(kind) for x in bounds), tuple(shape), kind.type)
+    lowest, highest = (x.astype(kind) for x in bounds)
+    return gym.spaces.Box(lowest, highest, tuple(shape), dtype=kind.type)
 
 
 def unbounded(shape: Any) -> gym.spaces.Box:
