@@ -344,10 +344,10 @@ def test_a_file_is_executed_once_unless_it_changes(tmp_path):
     config.write_text(PLAIN + add)
     for _ in range(3):
         read_file(str(config))
-    assert log.read_text() == "x"
+    assert log.stat().st_size == 1
     config.write_text(PLAIN + add + "# changed\n")
     read_file(str(config))
-    assert log.read_text() == "xx"
+    assert log.stat().st_size == 2
     assert own_code.executed()[-1] == str(config)
 
 
