@@ -17,7 +17,7 @@ SIDE, SYMBOLS, LEAST, MOST = 8, 4, 10, 30
 
 
 class Recall(gym.Env[np.ndarray, int]):
-    """Which corner was lit at the start? The question, a white picture, comes 10 to 30 steps later."""
+    """Which corner was lit at the start? The question, a white picture, comes much later."""
 
     observation_space = gym.spaces.Box(0, 255, (SIDE, SIDE, 1), np.uint8)
     action_space = gym.spaces.Discrete(SYMBOLS)

@@ -3,10 +3,10 @@
     python -m benchmarks.environments              # every id of envpool: about an hour
     python -m benchmarks.environments --sample 2   # two ids of each family: a few minutes
 
-Every id is made and stepped in a process of its own kind, which may crash or hang: then the next
-one goes on behind it. The compiled step is compared with the plain one, bit for bit. It can be
-stopped and started again; ids that were looked at stay so. Writes results/environments.json and .md,
-and the table of docs/environments.md.
+Ids are made and stepped in a child process, which may crash or hang: then a new one continues with
+the next id. The compiled step is compared with the plain one, bit for bit. The command can be
+stopped and started again; ids that were looked at stay so. Writes results/environments.json and
+.md, and the table of docs/environments.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Child:
 
     def __init__(self) -> None:
         words = [sys.executable, "-m", "spmdrl.envs.checkup"]
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, cwd=ROOT
         )

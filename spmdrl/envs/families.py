@@ -26,7 +26,7 @@ FAMILIES = (
     Family("dm_control", "envpool.mujoco.dmc", ("WalkerWalk-v1", "CheetahRun-v1")),
     Family("Gymnasium-Robotics", "envpool.mujoco.robotics", ("FetchReach-v4", "FrankaKitchen-v1")),
     Family("MetaWorld", "envpool.mujoco.metaworld", ("MetaWorld/Reach-v3",)),
-    Family("Playground", "envpool.mujoco.playground", ("Go1JoystickFlatTerrain-v0",)),
+    Family("Playground", "envpool.mujoco.playground", ("Go1JoystickFlatTerrain-v1",)),
     Family("MyoSuite", "envpool.mujoco.myosuite", ("myoElbowPose1D6MRandom-v0",)),
     Family("Atari", "envpool.atari", ("Pong-v5", "Breakout-v5")),
     Family("MiniGrid", "envpool.minigrid", ("MiniGrid-Empty-5x5-v0",)),
@@ -34,7 +34,7 @@ FAMILIES = (
     Family("Jumanji", "envpool.jumanji", ("Game2048-v1", "Sokoban-v0")),
     Family("ViZDoom", "envpool.vizdoom", ("Basic-v1",)),
     Family("football", "envpool.gfootball", ("gfootball/academy_empty_goal-v1",)),
-    Family("PGX", "envpool.pgx", ("TicTacToe-v0",)),
+    Family("PGX", "envpool.pgx", ("TicTacToe-v1",)),
     Family("Procgen", "envpool.procgen", ("CoinrunEasy-v0",)),
 )
 
