@@ -100,7 +100,7 @@ def plan(options: Options) -> tuple[Recording, Config]:
 
 def observation_moments(recording: Recording, spec: EnvSpec) -> Any:
     """Moments of all recorded vectors, in the form in which a policy expects them."""
-    parts = {name: part for name, part in spec.parts.items() if not part.is_image}
+    parts = {name: part for name, part in spec.parts.items() if part.kind == "vector"}
     found = {name: part_moments(recording, name, part.shape) for name, part in parts.items()}
     return found.get("", found)
 

@@ -92,7 +92,9 @@ def describe_spec(spec: EnvSpec) -> dict[str, Any]:
         return [float(x) if math.isfinite(x) else None for x in np.ravel(value)]
 
     def described(part: ObsPart) -> dict[str, Any]:
-        return {"shape": list(part.shape), "dtype": str(part.dtype)}
+        plain = {"shape": list(part.shape), "dtype": str(part.dtype)}
+        columns = [list(column) for column in part.columns]
+        return plain | {"kind": part.kind, "values": list(part.values), "columns": columns}
 
     action, parts = spec.action, {name: described(part) for name, part in spec.parts.items()}
     return {
@@ -142,7 +144,7 @@ class Recording:
 
     def spec(self) -> EnvSpec:
         """Shapes and choices of the recorded environment, as the networks need them."""
-        from spmdrl.types import ActionSpace, EnvSpec, ObsPart
+        from spmdrl.types import ActionSpace, Column, EnvSpec, ObsPart
 
         action = self.index["spaces"]["action"]
         shape = tuple(action["shape"])
@@ -163,7 +165,10 @@ class Recording:
         )
 
         def part(saved: dict[str, Any]) -> ObsPart:
-            return ObsPart(tuple(saved["shape"]), np.dtype(saved["dtype"]))
+            shape, dtype = tuple(saved["shape"]), np.dtype(saved["dtype"])
+            columns = tuple(Column(*column) for column in saved.get("columns", []))
+            values = tuple(saved.get("values", []))  # older recordings have only images and vectors
+            return ObsPart(shape, dtype, saved.get("kind", ""), values, columns)
 
         obs = self.index["spaces"]["obs"]
         parts = {name: part(saved) for name, saved in obs.get("parts", {}).items()}

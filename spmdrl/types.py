@@ -7,7 +7,7 @@ one array, or a flat dict of arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -21,8 +21,9 @@ else:
     Array = jax.Array | np.ndarray
 
 __all__ = [
-    "ActionSpace", "Array", "Carry", "EnvSpec", "Moments", "Obs", "ObsPart", "Params", "Report",
-    "Rollout", "TimeStep", "TrainState", "Tree",
+    "MASK", "ActionSpace", "Array", "Carry", "Column", "EnvSpec", "Moments", "Obs", "ObsPart",
+    "Params", "PartKind", "Report", "Rollout", "TimeStep", "TrainState", "Tree", "channels_first",
+    "sides",
 ]  # fmt: skip
 
 Obs = Any  # an array, or a flat dict of arrays, with the environments along the same axis
@@ -32,15 +33,29 @@ Carry = Any  # recurrent state of a policy; () for a feed-forward one
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """What an environment accepts as an action."""
+    """What a policy chooses, and what the environment makes of it."""
 
     kind: Literal["discrete", "multi_discrete", "box"]
-    shape: tuple[int, ...]  # of one action
-    dtype: np.dtype
+    shape: tuple[int, ...]  # of one action of the policy
+    dtype: np.dtype  # in the environment
     nvec: tuple[int, ...] = ()  # choices of each discrete component
     start: np.ndarray | int = 0  # first valid choice of each component
     low: np.ndarray | None = None
     high: np.ndarray | None = None
+    joint: tuple[int, ...] = ()  # the single choice stands for all combinations of these
+    env_shape: tuple[int, ...] | None = None  # where the environment wants another shape
+
+
+PartKind = Literal["vector", "image", "ids", "mask"]
+MASK = "action_mask"  # name of the part that says which actions are allowed
+
+
+class Column(NamedTuple):
+    """Where a joined vector has which leaf of the environment's observation."""
+
+    name: str
+    width: int
+    how: str  # what was made of it, for the log
 
 
 @dataclass(frozen=True)
@@ -49,10 +64,38 @@ class ObsPart:
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    kind: PartKind | Literal[""] = ""  # by default an image if it looks like one, else a vector
+    # Of ids, how many there are: one number for all, or one for each entry of the last axis.
+    values: tuple[int, ...] = ()
+    columns: tuple[Column, ...] = field(default=(), compare=False)  # of a joined vector
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            is_image = len(self.shape) == 3 and self.dtype == np.uint8
+            object.__setattr__(self, "kind", "image" if is_image else "vector")
 
     @property
     def is_image(self) -> bool:
-        return len(self.shape) == 3 and self.dtype == np.uint8
+        return self.kind == "image"
+
+    @property
+    def is_grid(self) -> bool:
+        """Ids on a plane, one or several in each cell."""
+        if self.kind != "ids" or len(self.shape) not in (2, 3):
+            return False
+        return min(sides(self.shape)) >= 3
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Of an array with three axes: the two equal ones are the plane, else the larger ones."""
+    if len(shape) == 2 or (shape[0] == shape[1] != shape[2]):
+        return False
+    return shape[1] == shape[2] != shape[0] or shape[0] < shape[2]
+
+
+def sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Height and width of an image or a grid."""
+    return shape[1:] if channels_first(shape) else shape[:2]  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -61,6 +104,7 @@ class EnvSpec:
 
     obs: ObsPart | Mapping[str, ObsPart]
     action: ActionSpace
+    left_out: tuple[str, ...] = ()  # leaves of the observation that no network sees
 
     @property
     def parts(self) -> dict[str, ObsPart]:
@@ -69,7 +113,7 @@ class EnvSpec:
 
     @property
     def has_image(self) -> bool:
-        return any(part.is_image for part in self.parts.values())
+        return any(part.is_image or part.is_grid for part in self.parts.values())
 
     def zeros(self, *rows: int) -> Obs:
         """Observations of as many rows that show nothing."""

@@ -16,7 +16,7 @@ from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.envs import make_env
 from spmdrl.envs.base import EnvBatch
 from spmdrl.envs.envpool_backend import has_64_bit_arrays
-from spmdrl.types import ObsPart
+from spmdrl.types import MASK, ObsPart
 from tests import compiled_step
 
 FAMILIES = {
@@ -127,8 +127,14 @@ COMPILED = {
     "highway-fast-v0": False,
     "MiniGrid-Empty-5x5-v0": False,
     "Sokoban-v0": False,
+    "Play2048-v1": False,
+    "BinPack-v2": False,
+    "MultiCVRP-v0": False,
+    "Blackjack-v1": False,
     "Ant-v4": True,
     "WalkerWalk-v1": True,
+    "Go1JoystickFlatTerrain-v1": True,
+    "FrankaKitchen-v1": True,
 }
 # Families with float32 actions and float64 observations or info: with 32-bit buffers envpool
 # writes over malloc's own records.
@@ -214,3 +220,99 @@ def test_gymnasium_environments_follow_the_same_rules():
             seen = True
     assert seen
     env.close()
+
+
+# ---------------------------------------------------------------------------------------------
+# Families of other forms: what is seen and chosen, and what is refused
+
+FORMS: dict[str, tuple[dict[str, tuple[str, tuple[int, ...]]], str, tuple[int, ...]]] = {
+    "MiniGrid-DoorKey-5x5-v0": (
+        {"image": ("ids", (7, 7, 3)), "vector": ("vector", (4,))}, "discrete", (7,),
+    ),
+    "Play2048-v1": (
+        {"obs": ("ids", (4, 4, 31)), MASK: ("mask", (4,))}, "discrete", (4,),
+    ),
+    "Game2048-v1": (
+        {"vector": ("vector", (16,)), MASK: ("mask", (4,))}, "discrete", (4,),
+    ),
+    "Snake-v1": (
+        {"grid": ("image", (12, 12, 5)), "vector": ("vector", (1,)), MASK: ("mask", (4,))},
+        "discrete", (4,),
+    ),
+    "Sudoku-v0": (
+        {"board": ("ids", (9, 9)), MASK: ("mask", (729,))}, "discrete", (729,),
+    ),
+    "Cleaner-v0": (
+        {
+            "agents_locations": ("ids", (3, 2)), "grid": ("ids", (10, 10)),
+            "vector": ("vector", (1,)), MASK: ("mask", (12,)),
+        },
+        "multi_discrete", (4, 4, 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("env_id", FORMS)
+def test_other_forms_are_read_as_what_they_are(env_id):
+    parts, kind, nvec = FORMS[env_id]
+    env = make(env_id)
+    assert {k: (part.kind, part.shape) for k, part in env.spec.parts.items()} == parts
+    assert (env.spec.action.kind, env.spec.action.nvec) == (kind, nvec)
+    obs = env.reset()
+    for _ in range(3):
+        assert {k: (x.shape, x.dtype) for k, x in obs.items()} == {
+            k: ((2, *part.shape), part.dtype) for k, part in env.spec.parts.items()
+        }
+        env.send(allowed_action(env, obs))
+        obs = env.recv().obs
+    env.close()
+
+
+def allowed_action(env: EnvBatch, obs: dict[str, np.ndarray]) -> np.ndarray:
+    """The first one that no mask forbids, in every component."""
+    nvec = env.spec.action.nvec
+    mask = obs.get(MASK, np.ones((env.num_envs, sum(nvec)), bool))
+    parts = np.split(mask, np.cumsum(nvec)[:-1], axis=-1)
+    choices = np.stack([part.argmax(-1) for part in parts], -1).astype(np.int32)
+    return choices[:, 0] if env.spec.action.kind == "discrete" else choices
+
+
+def test_buttons_of_doom_are_pressed_or_not():
+    env = make("Basic-v1")
+    space = env.spec.action
+    assert (space.kind, space.nvec, space.dtype) == ("multi_discrete", (2, 2, 2), np.float64)
+    env.reset()
+    env.send(np.array([[0, 1, 1], [1, 0, 0]], np.int32))
+    assert env.recv().obs.shape == (2, 12, 84, 84)
+    env.close()
+    combined = make("Basic-v1", use_combined_action=True)
+    assert combined.spec.action.kind == "discrete"
+    assert combined.spec.action.nvec[0] >= 4
+    combined.reset()
+    combined.send(np.array([0, 3], np.int32))
+    combined.recv()
+    combined.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "says"),
+    [
+        ("TicTacToe-v1", "is for 2 players; spmdrl trains one agent"),
+        ("intersection-multi-agent-v0", "is for .* players; spmdrl trains one agent"),
+        ("VizdoomCustom-v1", "cannot be made here"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_reason(env_id, says):
+    with pytest.raises(ConfigError, match=says):
+        make(env_id)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    import envpool
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ImportError("EnvPool Procgen requires the system Qt 5 runtime\nand more")
+
+    monkeypatch.setattr(envpool, "make_gymnasium", fails)
+    with pytest.raises(ConfigError, match=r"CoinrunEasy-v0 cannot be made here: .* Qt 5 runtime$"):
+        make("CoinrunEasy-v0")

@@ -348,5 +348,5 @@ def test_nature_cnn_equals_plain_flax(method):
 
 
 def test_nature_cnn_needs_images():
-    with pytest.raises(ValueError, match=r"nature_cnn needs uint8 images.*--net\.torso mlp"):
+    with pytest.raises(ValueError, match=r"nature_cnn needs images.*--net\.torso mlp"):
         policy_of(spec_of(DISCRETE), torso="nature_cnn")

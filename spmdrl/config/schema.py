@@ -79,6 +79,13 @@ class NetConfig:
     """One torso shared by policy and value, instead of one each."""
     log_std_init: Annotated[float, Range("finite", math.isfinite)] = 0.0
     """Initial log standard deviation of continuous actions."""
+    policy_keys: tuple[str, ...] = ()
+    """Parts of the observation that the policy sees; by default all but privileged ones."""
+    value_keys: tuple[str, ...] = ()
+    """Parts of the observation that the value sees; by default all."""
+    symbols: tuple[str, ...] = ()
+    """Images whose numbers are names: image=11,6,4 has so many in its three channels. Known for
+    MiniGrid and BabyAI."""
     conv: Annotated[Literal["auto", "matmul", "xla"], FREE] = "auto"
     """How convolutions are computed; auto takes matmul on CPU and xla elsewhere."""
 

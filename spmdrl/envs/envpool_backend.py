@@ -7,44 +7,36 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from spmdrl.config import ConfigError, suggest
 from spmdrl.envs import actions, base, observations
-from spmdrl.types import EnvSpec, Obs, TimeStep
+from spmdrl.types import Obs, TimeStep
 
-__all__ = ["EnvpoolBatch", "has_64_bit_arrays", "without_effect"]
+__all__ = [
+    "EnvpoolBatch", "check_players", "has_64_bit_arrays", "make_pool", "pool_reader",
+    "without_effect",
+]  # fmt: skip
 
 
 class EnvpoolBatch:
     """See `base.EnvBatch`."""
 
     def __init__(self, env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]):
-        import envpool
-
         self.num_envs = len(seeds)
-        try:
-            self.pool = envpool.make_gymnasium(
-                env_id, num_envs=len(seeds), seed=list(seeds), num_threads=threads, **options
-            )
-        except TypeError as error:  # an option that this environment does not have
-            known = envpool.make_spec(env_id)._config_keys
-            wrong = sorted(set(options) - set(known))
-            detail = f"; {wrong[0]}{suggest(wrong[0], known)}" if wrong else f": {error}"
-            raise ConfigError(f"env.options do not fit {env_id}{detail}") from error
-        with warnings.catch_warnings():  # gymnasium complains of envpool's float64 bounds
-            warnings.simplefilter("ignore")
-            self._obs_space: Any = self.pool.observation_space
-            action = actions.action_space(self.pool.action_space, env_id)
-        self.spec = EnvSpec(observations.obs_spec(self._obs_space, env_id), action)
+        self.pool = make_pool(env_id, seeds, threads, options)
+        check_players(self.pool.spec, env_id)
+        self.reader = pool_reader(self.pool.spec, env_id)
+        self.spec = self.reader.spec
         self.needs_x64 = has_64_bit_arrays(self.pool.spec)
         # Atari under episodic_life: a lost life is `terminated`, the end of the game is in info.
         self._game_over_in_info = "info:terminated" in self.pool._state_keys
         self._raw_reward_in_info = "info:reward" in self.pool._state_keys
 
     def reset(self) -> Obs:
-        obs, _ = self.pool.reset()
-        return observations.read_obs(self._obs_space, obs, np)
+        obs, info = self.pool.reset()
+        return self.reader.read(obs, np, info)
 
     def send(self, action: np.ndarray) -> None:
         action = actions.to_env_action(self.spec.action, action, np)
@@ -83,12 +75,65 @@ class EnvpoolBatch:
             reward = info["reward"]
         over = info["terminated"].astype(bool) if self._game_over_in_info else terminated
         return TimeStep(
-            obs=observations.read_obs(self._obs_space, obs, xp),
+            obs=self.reader.read(obs, xp, info),
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=truncated,
             episode_over=over | truncated,
         )
+
+
+def make_pool(env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]) -> Any:
+    """Raise ConfigError, with envpool's reason, for what cannot be made here."""
+    import envpool
+
+    try:
+        return envpool.make_gymnasium(
+            env_id, num_envs=len(seeds), seed=list(seeds), num_threads=threads, **options
+        )
+    except TypeError as error:  # an option that this environment does not have
+        known = envpool.make_spec(env_id)._config_keys
+        wrong = sorted(set(options) - set(known))
+        detail = f"; {wrong[0]}{suggest(wrong[0], known)}" if wrong else f": {error}"
+        raise ConfigError(f"env.options do not fit {env_id}{detail}") from error
+    except (ImportError, RuntimeError, ValueError, AssertionError) as error:  # a missing library
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"env.id {env_id} cannot be made here: {reason}") from error
+
+
+def check_players(spec: Any, env_id: str) -> None:
+    config = dict(zip(spec._config_keys, spec._config_values, strict=True))
+    players = config.get("max_num_players", 1)
+    if players > 1:
+        raise ConfigError(
+            f"env.id {env_id} is for {players} players; spmdrl trains one agent per environment, "
+            "so choose an environment for one player"
+        )
+
+
+def pool_reader(spec: Any, env_id: str) -> observations.Reader:
+    """From the declared arrays alone: no environment has to be made for it."""
+    states = spec.state_array_spec.items()
+    masks = {
+        key.removeprefix("info:"): tuple(n for n in array.shape if n != -1)
+        for key, array in states
+        if key.startswith("info:") and np.dtype(array.dtype) == bool
+    }
+    (*_, accepted) = spec.action_array_spec.values()
+    with warnings.catch_warnings():  # gymnasium complains of envpool's float64 bounds
+        warnings.simplefilter("ignore")
+        seen, chosen = spec.gymnasium_observation_space, button_space(spec)
+        return observations.make_reader(seen, chosen, env_id, masks, np.dtype(accepted.dtype))
+
+
+def button_space(spec: Any) -> Any:
+    """ViZDoom declares an unbounded box for buttons, which are pressed or not.
+
+    Its option use_combined_action makes one choice among sensible combinations instead.
+    """
+    space = spec.gymnasium_action_space
+    is_doom = "use_combined_action" in spec._config_keys and isinstance(space, gym.spaces.Box)
+    return gym.spaces.MultiBinary(space.shape) if is_doom else space
 
 
 def has_64_bit_arrays(spec: Any) -> bool:

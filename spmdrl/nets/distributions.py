@@ -12,11 +12,14 @@ from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
 from spmdrl.types import ActionSpace
 
 __all__ = ["Categorical", "DiagNormal", "Distribution", "make_distribution"]
+
+# Its softmax is exactly 0, and differences of such numbers stay small: no ratio overflows.
+FORBIDDEN = -1e5
 
 
 @runtime_checkable
@@ -69,6 +72,18 @@ class Categorical:
             log_p = jax.nn.log_softmax(part)
             total = total - jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
         return total
+
+    def masked(self, params: Array, allowed: Bool[Array, "*rows n"]) -> Float[Array, "*rows n"]:
+        """The parameters with which no forbidden choice has any probability.
+
+        Where all choices of a component are forbidden, as an environment may say at its end, all
+        are left: the action is ignored, and nothing may become infinite.
+        """
+        parts = [
+            jnp.where(ok | ~ok.any(-1, keepdims=True), part, FORBIDDEN)
+            for part, ok in zip(self._split(params), self._split(allowed), strict=True)
+        ]
+        return jnp.concatenate(parts, axis=-1)
 
     def _split(self, params: Array) -> list[Array]:
         edges = [sum(self.nvec[: i + 1]) for i in range(len(self.nvec) - 1)]

@@ -67,7 +67,7 @@ def normalize(
 
 
 # ---------------------------------------------------------------------------------------------
-# Observations: one array, or a dict whose images are left as they are
+# Observations: one array, or a dict of which only vectors are normalised
 
 
 def of_observations(wanted: bool, spec: EnvSpec, first_obs: Obs = None) -> Any:
@@ -76,7 +76,7 @@ def of_observations(wanted: bool, spec: EnvSpec, first_obs: Obs = None) -> Any:
         return init((0,))
     if isinstance(spec.obs, ObsPart):
         return init(spec.obs.shape, first_obs)
-    vectors = {name: part for name, part in spec.obs.items() if not part.is_image}
+    vectors = {name: part for name, part in spec.obs.items() if part.kind == "vector"}
     return {
         name: init(part.shape, None if first_obs is None else first_obs[name])
         for name, part in vectors.items()

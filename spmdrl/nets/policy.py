@@ -18,10 +18,11 @@ from jaxtyping import Array, Bool
 from spmdrl.config import Config, ConfigError
 from spmdrl.nets import moments
 from spmdrl.nets.cpu.chunked_dense import INPUTS, Factors, inputs_of, probed
-from spmdrl.nets.distributions import DiagNormal, Distribution, make_distribution
+from spmdrl.nets.distributions import Categorical, DiagNormal, Distribution, make_distribution
+from spmdrl.nets.sight import Sight, make_sight, with_symbols
 from spmdrl.nets.torsos import Method, TorsoMaker, dense, torso_maker
 from spmdrl.parallel.platforms import likes
-from spmdrl.types import Carry, EnvSpec, Obs, Params
+from spmdrl.types import MASK, Carry, EnvSpec, Obs, Params
 
 __all__ = ["ActorCritic", "Policy", "make_policy", "variables_of"]
 
@@ -42,7 +43,9 @@ class Policy(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    make_torso: TorsoMaker
+    make_actor: TorsoMaker
+    make_critic: TorsoMaker
+    sight: Sight  # what each of them sees
     dist: Distribution
     shared: bool
     log_std_init: float
@@ -53,8 +56,9 @@ class ActorCritic(nn.Module):
         if self.obs_clip is not None:
             known: Any = self.get_variable("obs_stats", "moments")
             obs = moments.normalize_obs(known, obs, self.obs_clip)
-        actor = self.make_torso("torso" if self.shared else "actor_torso")(obs)
-        critic = actor if self.shared else self.make_torso("critic_torso")(obs)
+        sight, shared = self.sight, self.shared
+        actor = self.make_actor("torso" if shared else "actor_torso")(sight.policy(obs))
+        critic = actor if shared else self.make_critic("critic_torso")(sight.value(obs))
         dist_params = dense(self.dist.num_params, 0.01, "policy_head")(actor)
         value = dense(1, 1.0, "value_head")(critic)[:, 0]
         if isinstance(self.dist, DiagNormal):
@@ -62,6 +66,8 @@ class ActorCritic(nn.Module):
             log_std = self.param("log_std", init, (self.dist.dim,), jnp.float32)
             log_std = jnp.broadcast_to(log_std, dist_params.shape)
             dist_params = jnp.concatenate([dist_params, log_std], axis=-1)
+        if sight.masked and isinstance(self.dist, Categorical):
+            dist_params = self.dist.masked(dist_params, obs[MASK])
         return carry, dist_params, value
 
 
@@ -73,8 +79,13 @@ def variables_of(params: Params, obs_moments: Any) -> dict[str, Any]:
 def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
     """`platform` is that of the device it will run on, by default jax's."""
     _check_normalizes(config, spec)
+    spec = with_symbols(config.net, spec, config.env.id)
+    sight = make_sight(config.net, spec, config.env.id)
+    method = _conv_method(config, platform)
     net = ActorCritic(
-        make_torso=torso_maker(config.net, spec, config.env.id, _conv_method(config, platform)),
+        make_actor=torso_maker(config.net, sight.policy.spec, config.env.id, method),
+        make_critic=torso_maker(config.net, sight.value.spec, config.env.id, method),
+        sight=sight,
         dist=make_distribution(spec.action),
         shared=config.net.shared,
         log_std_init=config.net.log_std_init,
@@ -106,11 +117,10 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
 
 
 def _check_normalizes(config: Config, spec: EnvSpec) -> None:
-    if config.env.normalize_obs and all(part.is_image for part in spec.parts.values()):
-        raise ConfigError(
-            f"env.normalize_obs is for vectors; {config.env.id} gives images, which are scaled "
-            "by 1/255 already"
-        )
+    kinds = {part.kind for part in spec.parts.values()}
+    if config.env.normalize_obs and "vector" not in kinds:
+        what = "images, which are scaled by 1/255 already" if "image" in kinds else "ids"
+        raise ConfigError(f"env.normalize_obs is for vectors; {config.env.id} gives {what}")
 
 
 def _all_at_once(apply: Callable[..., Answer]) -> Callable[..., Answer]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Shaped
@@ -12,14 +14,20 @@ from jaxtyping import Array, Float, Shaped
 from spmdrl.config import ConfigError, NetConfig
 from spmdrl.nets.cpu.chunked_dense import WIDE, WideDense
 from spmdrl.nets.cpu.conv import Conv
-from spmdrl.types import EnvSpec, Obs, ObsPart
+from spmdrl.types import EnvSpec, Obs, ObsPart, channels_first, sides
 
-__all__ = ["SQRT2", "Joined", "Mlp", "NatureCnn", "SmallCnn", "TorsoMaker", "dense", "torso_maker"]
+__all__ = [
+    "SQRT2", "IdsMlp", "Joined", "Mlp", "NatureCnn", "SmallCnn", "TorsoMaker", "dense",
+    "embeds", "encoder_of", "one_hot", "planes", "torso_maker",
+]  # fmt: skip
 
 SQRT2 = 2.0**0.5
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": nn.relu}
 NATURE_SIDE, SMALL_SIDE = 36, 5  # pixels: below these nothing is left after the convolutions
+GRID_SIDE = 3  # cells: small grids are worth smaller kernels
+MOST_VALUES, MOST_ONE_HOT, EMBEDDING = 64, 4096, 16
 Method = Literal["matmul", "xla"]
+Kind = Literal["mlp", "nature_cnn", "small_cnn"]
 TorsoMaker = Callable[[str], nn.Module]  # by the name of its parameters
 
 
@@ -40,14 +48,38 @@ class Mlp(nn.Module):
         return x
 
 
-class NatureCnn(nn.Module):
-    """Mnih et al. 2015; takes uint8 images, channels first or last."""
+class IdsMlp(nn.Module):
+    """Ids as 0s and 1s or, where that would be wide, as learned vectors; then an MLP."""
 
-    method: Method
+    hidden: tuple[int, ...]
+    activation: str
+    values: tuple[int, ...]
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
-        x = nn.relu(Conv(32, 8, 4, self.method, 1 / 255, channels_first(x.shape[1:]))(x))
+        x = _channels_last(x)
+        if embeds(self.values, x.shape[1:]):
+            x = nn.Embed(sum(self.values), EMBEDDING, param_dtype=jnp.float32)(self._rows(x))
+        else:
+            x = one_hot(x, self.values)
+        return Mlp(self.hidden, self.activation, name="mlp")(x)
+
+    def _rows(self, x: Array) -> Array:
+        """Of the table of vectors, in which every entry with its own number of ids has its own."""
+        starts = [sum(self.values[:i]) for i in range(len(self.values))]
+        return x.astype(jnp.int32) + jnp.asarray(starts, jnp.int32)
+
+
+class NatureCnn(nn.Module):
+    """Mnih et al. 2015; takes images or grids of ids, channels first or last."""
+
+    method: Method
+    values: tuple[int, ...] = ()
+
+    @nn.compact
+    def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
+        x, scale, first = _channels(x, self.values)
+        x = nn.relu(Conv(32, 8, 4, self.method, scale, first)(x))
         x = nn.relu(Conv(64, 4, 2, self.method)(x))
         x = nn.relu(Conv(64, 3, 1, self.method)(x))
         wide = WideDense(512, nn.initializers.orthogonal(SQRT2), name=WIDE)
@@ -58,13 +90,17 @@ class SmallCnn(nn.Module):
     """Two convolutions and a dense layer, for images that are too small for the Nature CNN."""
 
     method: Method
+    values: tuple[int, ...] = ()
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
-        first = channels_first(x.shape[1:])
-        size, stride = (4, 2) if min(sides(x.shape[1:])) >= 16 else (3, 1)
-        x = nn.relu(Conv(16, size, stride, self.method, 1 / 255, first)(x))
-        x = nn.relu(Conv(32, 3, 1, self.method)(x))
+        side = min(sides(x.shape[1:]))
+        x, scale, first = _channels(x, self.values)
+        size, stride, second = (4, 2, 3) if side >= 16 else (3, 1, 3)
+        if side < SMALL_SIDE:
+            size, stride, second = 2, 1, 2
+        x = nn.relu(Conv(16, size, stride, self.method, scale, first)(x))
+        x = nn.relu(Conv(32, second, 1, self.method)(x))
         return nn.relu(dense(128, SQRT2)(x.reshape(x.shape[0], -1)))
 
 
@@ -78,13 +114,44 @@ class Joined(nn.Module):
         return jnp.concatenate([self.makers[k](k)(obs[k]) for k in sorted(self.makers)], axis=-1)
 
 
-def channels_first(shape: tuple[int, ...]) -> bool:
-    return shape[0] < shape[2]
+# ---------------------------------------------------------------------------------------------
+# Ids
 
 
-def sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width of an image."""
-    return shape[1:] if channels_first(shape) else shape[:2]  # type: ignore[return-value]
+def one_hot(x: Shaped[Array, "N ..."], values: tuple[int, ...]) -> Float[Array, "N ..."]:
+    """0s and 1s side by side along the last axis; of two values one number says everything."""
+
+    def wide(ids: Array, count: int) -> Array:
+        if count == 2:
+            return ids.astype(jnp.float32)[..., None]
+        return jax.nn.one_hot(ids, count, dtype=jnp.float32)  # else float64 under x64
+
+    if len(values) == 1:
+        return wide(x, values[0]).reshape(*x.shape[:-1], -1)
+    return jnp.concatenate([wide(x[..., i], n) for i, n in enumerate(values)], axis=-1)
+
+
+def planes(x: Shaped[Array, "N ..."], values: tuple[int, ...]) -> Float[Array, "N H W F"]:
+    """A grid of ids as one plane for each of them."""
+    return one_hot(x[..., None] if x.ndim == 3 else _channels_last(x), values)
+
+
+def _channels_last(x: Array) -> Array:
+    return x.transpose(0, 2, 3, 1) if x.ndim == 4 and channels_first(x.shape[1:]) else x
+
+
+def embeds(values: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether ids of this shape are too many for 0s and 1s."""
+    cells = math.prod(shape) if len(values) == 1 else math.prod(shape[:-1])
+    width = cells * sum(values)
+    return max(values) > MOST_VALUES or width > MOST_ONE_HOT
+
+
+def _channels(x: Array, values: tuple[int, ...]) -> tuple[Array, float, bool]:
+    """What the first convolution takes: array, scale, and whether its channels are first."""
+    if values:
+        return planes(x, values), 1.0, False
+    return x, 1 / 255 if x.dtype == jnp.uint8 else 1.0, channels_first(x.shape[1:])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -95,40 +162,53 @@ def torso_maker(net: NetConfig, spec: EnvSpec, env_id: str, conv: Method) -> Tor
     """A function that makes the torso, under the name that its parameters get."""
     if isinstance(spec.obs, ObsPart):
         return _encoder(net, spec.obs, env_id, conv)
-    # An encoder that was asked for by name is for the images; numbers beside them get the MLP.
     makers = {
-        name: _encoder(net if part.is_image else _plain(net), part, f"{env_id} ({name})", conv)
+        name: _encoder(encoder_config(net, part), part, f"{env_id} ({name})", conv)
         for name, part in spec.parts.items()
     }
     return lambda name: Joined(makers, name=name)
 
 
-def _plain(net: NetConfig) -> NetConfig:
+def encoder_config(net: NetConfig, part: ObsPart) -> NetConfig:
+    """An encoder that was asked for by name is for the images; numbers beside them get the MLP."""
+    if part.is_image or part.is_grid:
+        return net
     return NetConfig(hidden=net.hidden, activation=net.activation)
 
 
+def encoder_of(net: NetConfig, part: ObsPart) -> Kind:
+    """The encoder that was asked for by name, or the one that fits."""
+    if net.torso != "auto":
+        return net.torso
+    if not (part.is_image or part.is_grid):
+        return "mlp"
+    side = min(sides(part.shape))
+    if side >= NATURE_SIDE:
+        return "nature_cnn"
+    return "small_cnn" if side >= _least_side(part) else "mlp"
+
+
+def _least_side(part: ObsPart) -> int:
+    return GRID_SIDE if part.is_grid else SMALL_SIDE
+
+
 def _encoder(net: NetConfig, part: ObsPart, env_id: str, conv: Method) -> TorsoMaker:
-    kind = net.torso if net.torso != "auto" else _fitting(part)
+    kind = encoder_of(net, part)
     if kind == "mlp":
+        if part.kind == "ids":
+            return lambda name: IdsMlp(net.hidden, net.activation, part.values, name=name)
         return lambda name: Mlp(net.hidden, net.activation, name=name)
-    if not part.is_image:
+    if not (part.is_image or part.is_grid):
         raise ConfigError(
-            f"net.torso {kind} needs uint8 images; {env_id} gives {part.dtype} of shape "
+            f"net.torso {kind} needs images; {env_id} gives {part.dtype} of shape "
             f"{part.shape}; use --net.torso mlp"
         )
-    least = NATURE_SIDE if kind == "nature_cnn" else SMALL_SIDE
+    least = NATURE_SIDE if kind == "nature_cnn" else _least_side(part)
     if min(sides(part.shape)) < least:
         raise ConfigError(
             f"net.torso {kind} needs images of at least {least} x {least} pixels; {env_id} gives "
             f"{part.shape}; use --net.torso {'small_cnn' if kind == 'nature_cnn' else 'mlp'}"
         )
     if kind == "nature_cnn":
-        return lambda name: NatureCnn(conv, name=name)
-    return lambda name: SmallCnn(conv, name=name)
-
-
-def _fitting(part: ObsPart) -> str:
-    if not part.is_image:
-        return "mlp"
-    side = min(sides(part.shape))
-    return "nature_cnn" if side >= NATURE_SIDE else "small_cnn" if side >= SMALL_SIDE else "mlp"
+        return lambda name: NatureCnn(conv, part.values, name=name)
+    return lambda name: SmallCnn(conv, part.values, name=name)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, ConfigError
+from spmdrl.nets.describe import describe
 from spmdrl.parallel.guards import GuardError
 from spmdrl.parallel.process import settings
 from spmdrl.parallel.topology import LaunchError, Topology, threads_per_rank
@@ -86,6 +87,7 @@ class Session:
         publishes = topology.local_rank == 0
         loop = TrainingLoop(trainer, run.path, logger, stop, self._watchdog, publishes)
         logger.info(header(trainer))
+        logger.info(f"networks see {describe(config, trainer.collector.spec)}")
         logger.info(f"rank {world.rank}: {settings(threads)}")
         summary = loop.train()
         logger.close(summary | {"run_dir": str(run.path), "command": self._again})
