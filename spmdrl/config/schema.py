@@ -55,6 +55,10 @@ class EnvConfig:
     threads: Annotated[int, at_least(0), FREE] = 0
     """Simulation threads per rank; 0 takes this machine's cores divided by its ranks.
     With gymnasium, more than one gives every environment a process of its own."""
+    observe: tuple[Annotated[int, at_least(0)], ...] = ()
+    """Entries of a vector observation that the agent sees; none named: all of them."""
+    frame_stack: Count = 1
+    """How many of the newest images the agent sees, one behind the other in the channels."""
     reward: Literal["none", "sign", "abs_one", "soft_asymmetric"] = "none"
     """Reward transform for learning; reported returns are always the raw ones."""
     normalize_obs: bool = False
@@ -69,7 +73,7 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    torso: Literal["auto", "mlp", "nature_cnn", "small_cnn"] = "auto"
+    torso: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_resnet"] = "auto"
     """auto takes an MLP for vectors, the Nature CNN for images, a small CNN below 36 x 36."""
     hidden: Widths = (64, 64)
     """Widths of the MLP's layers."""
@@ -77,6 +81,18 @@ class NetConfig:
     """Activation of the MLP; the CNNs always use relu."""
     shared: bool = False
     """One torso shared by policy and value, instead of one each."""
+    width: Count = 1
+    """Multiplies the channels of impala_resnet."""
+    core: Literal["none", "lstm", "gru"] = "none"
+    """Memory between torso and heads; without shared, policy and value have one each."""
+    core_size: Count = 256
+    """Units of the core."""
+    last_action: bool = False
+    """Also show the network what it did last."""
+    last_reward: bool = False
+    """Also show the network the last reward, clipped to plus or minus 1."""
+    bptt: Annotated[int, at_least(0)] = 0
+    """Steps through which a core's gradient flows back, a divisor of num_steps; 0: the rollout."""
     log_std_init: Annotated[float, Range("finite", math.isfinite)] = 0.0
     """Initial log standard deviation of continuous actions."""
     policy_keys: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """What a policy sees of its environments: some entries, several frames, its last action and reward.
 
 A view needs no memory of its own. What was seen before the step, which every actor keeps anyway,
-holds the older frames; so checkpoints, resuming and every way of stepping need nothing new.
+holds the older frames; so checkpoints and resuming need nothing new.
 """
 
 from __future__ import annotations
@@ -13,11 +13,20 @@ import numpy as np
 
 from spmdrl.config import Config, ConfigError
 from spmdrl.envs.actions import to_env_action
-from spmdrl.types import ActionSpace, EnvSpec, Obs, ObsPart, TimeStep, channels_first
+from spmdrl.envs.base import EnvBatch, XlaStep
+from spmdrl.types import (
+    LAST_ACTION,
+    LAST_REWARD,
+    ActionSpace,
+    EnvSpec,
+    Obs,
+    ObsPart,
+    TimeStep,
+    channels_first,
+)
 
-__all__ = ["LAST_ACTION", "LAST_REWARD", "View", "make_view"]
+__all__ = ["View", "ViewedBatch", "make_view"]
 
-LAST_ACTION, LAST_REWARD = "last_action", "last_reward"
 ALONE = "obs"  # name of an observation that has no parts of its own, beside what the view adds
 
 
@@ -62,17 +71,6 @@ class View:
             {name: where_rows(resetting, start[name], x, xp) for name, x in seen.items()}
         )
 
-    def newest(self, obs: Obs) -> Obs:
-        """What the environment showed last, as far as it is seen: to compare with a replay."""
-        if self.is_plain:
-            return obs
-        parts = {k: v for k, v in self._parts(obs).items() if k not in self._added()}
-        return self._bare({name: self._last_frame(name, x) for name, x in parts.items()})
-
-    def chosen(self, obs: Obs) -> Obs:
-        """The entries of the environment's own observation that are seen."""
-        return self._bare({name: self._chosen(x) for name, x in self._parts(obs).items()})
-
     # -- names
 
     def _parts(self, obs: Obs) -> dict[str, Any]:
@@ -80,9 +78,6 @@ class View:
 
     def _whole(self, parts: dict[str, Any]) -> Obs:
         return parts[ALONE] if isinstance(self.spec.obs, ObsPart) else parts
-
-    def _bare(self, parts: dict[str, Any]) -> Obs:
-        return parts[ALONE] if isinstance(self.shown.obs, ObsPart) else parts
 
     def _added(self) -> dict[str, ObsPart]:
         return added_parts(self.shown.action, self.last_action, self.last_reward)
@@ -112,11 +107,41 @@ class View:
         kept = old[(slice(None),) * axis + (slice(x.shape[axis], None),)]
         return xp.concatenate([kept, x], axis=axis)
 
-    def _last_frame(self, name: str, x: Any) -> Any:
-        if not self._stacks(name):
-            return x
-        axis = self._axis(name)
-        return x[(slice(None),) * axis + (slice(-(x.shape[axis] // self.frames), None),)]
+
+class ViewedBatch:
+    """See `base.EnvBatch`; what is stepped from Python is seen through the view.
+
+    A compiled step answers with what the environment shows: who compiles it has what was seen
+    before in its own state, and applies the view.
+    """
+
+    def __init__(self, batch: EnvBatch, view: View):
+        self.batch, self.view, self.spec = batch, view, view.spec
+        self.num_envs, self.needs_x64 = batch.num_envs, batch.needs_x64
+
+    def reset(self) -> Obs:
+        self._resetting = np.zeros(self.num_envs, bool)
+        self._seen = self.view.first(self.batch.reset(), np)
+        return self._seen
+
+    def send(self, action: np.ndarray) -> None:
+        self._action = action
+        self.batch.send(action)
+
+    def recv(self) -> TimeStep:
+        answer = self.batch.recv()
+        self._seen = self.view.next(self._seen, self._resetting, self._action, answer, np)
+        self._resetting = answer.terminated | answer.truncated
+        return answer.replace(obs=self._seen)
+
+    def xla(self) -> XlaStep | None:
+        return self.batch.xla()
+
+    def render(self) -> np.ndarray:
+        return self.batch.render()
+
+    def close(self) -> None:
+        self.batch.close()
 
 
 def where_rows(rows: Any, a: Any, b: Any, xp: Any) -> Any:
