@@ -21,8 +21,8 @@ else:
     Array = jax.Array | np.ndarray
 
 __all__ = [
-    "LAST_ACTION", "LAST_REWARD", "MASK", "ActionSpace", "Array", "Carry", "Column", "EnvSpec", "Moments", "Obs", "ObsPart",
-    "Params", "PartKind", "Report", "Rollout", "TimeStep", "TrainState", "Tree", "channels_first",
+    "LAST_ACTION", "LAST_REWARD", "MASK", "ActionSpace", "Array", "Carry", "Column", "EnvSpec",
+    "Moments", "Obs", "ObsPart", "Params", "PartKind", "Report", "Rollout", "TimeStep", "TrainState", "Tree", "channels_first",
     "sides",
 ]  # fmt: skip
 

@@ -125,5 +125,5 @@ def test_the_algorithm_chooses():
     class OfSequences(Ppo):
         selects = "sequences"
 
-    assert isinstance(make_selector(Ppo()), Steps)
-    assert isinstance(make_selector(OfSequences()), Sequences)
+    assert isinstance(make_selector(Config(algo=Ppo())), Steps)
+    assert isinstance(make_selector(Config(algo=OfSequences())), Sequences)

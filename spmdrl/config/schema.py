@@ -286,5 +286,10 @@ class Config:
         return self.env.num_envs * self.algo.num_steps
 
     @property
+    def learns_from(self) -> Literal["steps", "sequences"]:
+        """What minibatches consist of; a network with memory needs whole sequences."""
+        return "sequences" if self.net.core != "none" else self.algo.selects
+
+    @property
     def num_updates(self) -> int:
         return self.total_steps // self.batch_size

@@ -15,7 +15,7 @@ NAMES = {
     "mlp": "MLP",
     "nature_cnn": "Nature CNN",
     "small_cnn": "small CNN",
-    "impala_resnet": "ResNet",
+    "impala_resnet": "IMPALA ResNet",
 }
 
 

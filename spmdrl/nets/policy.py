@@ -100,15 +100,21 @@ class Memory:
 
     kind: str
     size: int
+    bptt: int  # steps through which gradients flow back; 0: all
 
     def core(self, name: str, carry: Carry, x: Array, first: Array) -> tuple[Carry, Array]:
         """The features after the core, one row for each of `x`."""
         if self.kind == "none":
             return carry, x
         steps = first if first.ndim > 1 else first[None]
-        module = CORES[self.kind](self.size, name=name)
-        carry, y = module(carry, x.reshape(*steps.shape, -1), steps)
-        return carry, y.reshape(x.shape[0], -1)
+        rows = x.reshape(*steps.shape, -1)
+        module, length = CORES[self.kind](self.size, name=name), self.bptt or len(steps)
+        shown = []
+        for start in range(0, len(steps), length):
+            part = slice(start, start + length)
+            carry, y = module(jax.lax.stop_gradient(carry), rows[part], steps[part])
+            shown.append(y)
+        return carry, jnp.concatenate(shown).reshape(x.shape[0], -1)
 
     def zeros(self, rows: int, shared: bool) -> Carry:
         if self.kind == "none":
@@ -139,7 +145,7 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
     spec = with_symbols(config.net, spec, config.env.id)
     sight = make_sight(config.net, spec, config.env.id)
     method = _conv_method(config, platform)
-    memory = Memory(config.net.core, config.net.core_size)
+    memory = Memory(config.net.core, config.net.core_size, config.net.bptt)
 
     def torsos(at_once: int | None) -> dict[str, TorsoMaker]:
         views = {"make_actor": sight.policy, "make_critic": sight.value}

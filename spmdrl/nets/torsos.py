@@ -18,8 +18,8 @@ from spmdrl.nets.cpu.conv import Conv, SameConv
 from spmdrl.types import EnvSpec, Obs, ObsPart, channels_first, sides
 
 __all__ = [
-    "SQRT2", "IdsMlp", "ImpalaResnet", "Joined", "Mlp", "NatureCnn", "SmallCnn", "TorsoMaker", "dense",
-    "embeds", "encoder_of", "one_hot", "planes", "torso_maker",
+    "SQRT2", "IdsMlp", "ImpalaResnet", "Joined", "Mlp", "NatureCnn", "SmallCnn", "TorsoMaker",
+    "dense", "embeds", "encoder_of", "one_hot", "planes", "torso_maker",
 ]  # fmt: skip
 
 SQRT2 = 2.0**0.5
