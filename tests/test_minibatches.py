@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from spmdrl.algos import Ppo
+from spmdrl.config import Config
 from spmdrl.learning.minibatches import Sequences, Steps, make_selector, permutations
 from spmdrl.parallel.placement import split_envs
 
