@@ -22,9 +22,8 @@ else:
 
 __all__ = [
     "LAST_ACTION", "LAST_REWARD", "MASK", "ActionSpace", "Array", "Carry", "Column", "EnvSpec",
-    "Moments", "Obs", "ObsPart", "Params", "PartKind", "Report", "Rollout", "TimeStep", "TrainState",
-    "Tree", "channels_first",
-    "sides",
+    "Moments", "Obs", "ObsPart", "Params", "PartKind", "Report", "Rollout", "TimeStep",
+    "TrainState", "Tree", "channels_first", "sides",
 ]  # fmt: skip
 
 Obs = Any  # an array, or a flat dict of arrays, with the environments along the same axis
