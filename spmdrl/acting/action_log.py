@@ -5,7 +5,7 @@ Simulators cannot save their state, so their actions are kept and repeated inste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from spmdrl.trees import CheckpointError, from_named
 from spmdrl.types import ActionSpace
 
-__all__ = ["ActionLog", "replay"]
+__all__ = ["ActionLog", "replay", "saved_states"]
 
 
 class ActionLog:
@@ -45,20 +45,27 @@ class ActionLog:
 
 def replay(actors: Sequence[Any], actions: np.ndarray, named: dict[str, np.ndarray]) -> None:
     """Bring new environments to where the old ones were; `named` says where that was."""
-    start = 0
-    for actor in actors:
-        rows = slice(start, start + actor.num_envs)
-        start = rows.stop
+    for actor, rows, state in saved_states(actors, named):
         obs = actor.state.obs
         for t in range(actions.shape[1]):
             obs = actor.step(_widened(actions[rows, t]))
-        state = from_named(actor.state, {k: v[rows] for k, v in named.items()})
         if not _same(obs, state.obs):
             raise CheckpointError(
                 "replaying the saved actions did not reproduce the saved observation; is the "
                 "environment deterministic? --checkpoint.envs fresh resumes with new episodes"
             )
         actor.place(state)
+
+
+def saved_states(
+    actors: Sequence[Any], named: dict[str, np.ndarray]
+) -> Iterator[tuple[Any, slice, Any]]:
+    """Each actor with its rows and its saved state."""
+    start = 0
+    for actor in actors:
+        rows = slice(start, start + actor.num_envs)
+        start = rows.stop
+        yield actor, rows, from_named(actor.state, {k: v[rows] for k, v in named.items()})
 
 
 def _same(found: Any, saved: Any) -> bool:

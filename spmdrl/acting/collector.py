@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from spmdrl.acting import compiled, stepped
-from spmdrl.acting.action_log import ActionLog, replay
+from spmdrl.acting.action_log import ActionLog, replay, saved_states
 from spmdrl.acting.compiled import CompiledActor
 from spmdrl.acting.stepped import SteppedActor, Stopwatch
 from spmdrl.config import Config
@@ -63,12 +63,13 @@ class Collector:
     def renew(self, generation: int) -> None:
         """Make all environments anew; episodes under way are cut."""
         self.close()
-        self._log = ActionLog(len(self._ids), self._config.checkpoint.envs == "replay")
         self._ahead: Ahead | None = None
         self.actors = [
             self._make_actor(device, ids, generation)
             for device, ids in zip(self._devices, self._blocks, strict=True)
         ]
+        replays = self._config.checkpoint.envs == "replay" and not self.saves_envs
+        self._log = ActionLog(len(self._ids), wanted=replays)
 
     def _make_actor(
         self, device: jax.Device, ids: range, generation: int
@@ -91,6 +92,11 @@ class Collector:
         """How rollouts are made, for the log."""
         where = ", on the processor" if self._acts_elsewhere else ""
         return f"{self.actors[0].description}{where}"
+
+    @property
+    def saves_envs(self) -> bool:
+        """Whether `named_state` holds the environments too, so that nothing has to be replayed."""
+        return bool(self.actors[0].saves_envs)
 
     @property
     def first_obs(self) -> Obs:
@@ -165,6 +171,11 @@ class Collector:
         """Bring new environments to where the old ones were; `named` says where that was."""
         replay(self.actors, actions, named)
 
+    def place(self, named: dict[str, np.ndarray]) -> None:
+        """Take up what `named_state` gave, the environments included."""
+        for actor, _, state in saved_states(self.actors, named):
+            actor.place(state)
+
     def close(self) -> None:
         for actor in self.actors:
             actor.close()
@@ -183,4 +194,6 @@ def acting_devices(config: Config, learners: list[jax.Device]) -> list[jax.Devic
 
 def simulates_inside(config: Config, device: jax.Device) -> bool:
     """Whether the simulator can be part of a program on this device."""
+    if config.env.backend == "jax":
+        return True  # it is nothing but a program
     return config.env.backend == "envpool" and likes(device.platform).runs_simulators

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from spmdrl.config import Config
 from spmdrl.envs.base import EnvBatch
 from spmdrl.nets.policy import Policy
 from spmdrl.parallel.compile_cache import private_jit
+from spmdrl.parallel.placement import in_shards
 from spmdrl.types import Array, Obs, Rollout
 
 __all__ = ["CompiledActor", "collect_all"]
@@ -33,7 +35,8 @@ Part = tuple[Rollout, dict[str, Array]]
 class CompiledActor:
     """One device's environments, T steps per call.
 
-    The simulator's handle is part of the compiled program, so no two actors can share one.
+    The handle of a simulator outside of jax is part of the compiled program, so no two actors can
+    share one. A pure one is arrays, which the actor's state holds between two calls.
     """
 
     description = "in one compiled program, simulator included"
@@ -43,8 +46,9 @@ class CompiledActor:
         assert xla is not None
         self.env, self.env_ids, self.num_envs = env, ids, env.num_envs
         self._device = next(iter(ids.devices()))
-        self._handle = jax.device_put(xla.handle, self._device)
-        self.place(initial_state(env, policy))
+        self.saves_envs, self._handle = xla.pure, jax.device_put(xla.handle, self._device)
+        step_envs = partial(in_shards, xla.step, shards) if xla.pure else xla.step
+        self.place(initial_state(env, policy).replace(envs=xla.handle if xla.pure else ()))
 
         def collect(
             handle: Any, variables: Any, before: ActorState, key: Array, update: Array
@@ -56,7 +60,7 @@ class CompiledActor:
                 carry, action, dist_params, value = act(
                     policy, shards, variables, s.carry, s.obs, s.first, noise_t
                 )
-                handle, answer = xla.step(handle, action)
+                handle, answer = step_envs(handle, action)
                 row = make_row(s, action, dist_params, value, answer)
                 return (handle, next_state(s, carry, answer)), row
 
@@ -64,7 +68,7 @@ class CompiledActor:
             scores = score_rollout(policy, shards, variables, steps)
             return handle, *finish_rollout(config, ids, before, steps, scores, after)
 
-        self._collect = private_jit(collect)
+        self._collect = jax.jit(collect) if xla.pure else private_jit(collect)
 
     def step(self, action: np.ndarray) -> Obs:
         """Step the environments with given actions; the observations."""
@@ -76,12 +80,19 @@ class CompiledActor:
 
     def place(self, state: ActorState) -> None:
         # On the device from the start: the compiled program would be made twice otherwise.
-        self.state = jax.device_put(state, self._device)
+        state = jax.device_put(state, self._device)
+        self._keep(state.envs if self.saves_envs else self._handle, state)
+
+    def _keep(self, handle: Any, state: ActorState) -> None:
+        self._handle = handle
+        self.state = state.replace(envs=handle) if self.saves_envs else state
 
     def collect(self, variables: Any, key: Array, update: Array) -> Part:
         with jax.enable_x64(self.env.needs_x64):
-            out = self._collect(self._handle, variables, self.state, key, update)
-        self._handle, self.state, rollout, episodes = out
+            before = self.state.replace(envs=())  # it goes its own way, as the handle
+            out = self._collect(self._handle, variables, before, key, update)
+        handle, state, rollout, episodes = out
+        self._keep(handle, state)
         return rollout, episodes
 
 

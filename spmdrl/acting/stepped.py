@@ -57,6 +57,8 @@ class SteppedActor:
     device does so by explicit calls, so that jax's transfer guard finds what should not.
     """
 
+    saves_envs = False
+
     def __init__(
         self, config: Config, policy: Policy, envs: Sequence[EnvBatch], ids: Array, shards: int
     ):

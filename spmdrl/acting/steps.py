@@ -33,6 +33,7 @@ class ActorState(Tree):
     discounted_return: Float[Array, "B"]  # of the transformed rewards, for their normaliser
     episode_return: Float[Array, "B"]  # raw
     episode_length: Int[Array, "B"]
+    envs: Any = ()  # the environments themselves, where they are nothing but arrays
 
 
 class Steps(Tree):

@@ -48,8 +48,8 @@ class EnvConfig:
     """Environment id, such as CartPole-v1 or Pong-v5; with gymnasium also package.module:Id-v0."""
     num_envs: Count = 8
     """Environments in the whole run, over all ranks and devices."""
-    backend: Literal["envpool", "gymnasium"] = "envpool"
-    """Simulator: envpool (C++ threads), or any registered Gymnasium environment."""
+    backend: Literal["envpool", "gymnasium", "jax"] = "envpool"
+    """Simulator: envpool (C++ threads), any registered Gymnasium id, or one written in JAX."""
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Passed to the environment's constructor, for example episodic_life True."""
     threads: Annotated[int, at_least(0), FREE] = 0

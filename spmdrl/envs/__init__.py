@@ -19,8 +19,12 @@ def make_env(
     """The environments with these global ids."""
     from spmdrl.envs.base import env_seeds
 
-    seeds = env_seeds(config.seed, env_ids, generation)
     options = dict(config.env.options)
+    if config.env.backend == "jax":
+        from spmdrl.envs.jax_backend import JaxBatch
+
+        return JaxBatch(config.env.id, config.seed, generation, env_ids, options)
+    seeds = env_seeds(config.seed, env_ids, generation)
     if config.env.backend == "envpool":
         from spmdrl.envs.envpool_backend import EnvpoolBatch
 

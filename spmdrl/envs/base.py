@@ -24,6 +24,7 @@ class XlaStep(NamedTuple):
 
     handle: Any
     step: Callable[[Any, Any], tuple[Any, TimeStep]]
+    pure: bool = False  # the handle is all there is: arrays, environments first
 
 
 @runtime_checkable

@@ -17,6 +17,10 @@ def check_id(config: EnvConfig) -> None:
     """Raise ConfigError for an id that the chosen backend does not know."""
     if config.backend == "envpool":
         _check_envpool(config.id)
+    elif config.backend == "jax":
+        from spmdrl.envs.jax_libraries import check_jax_id
+
+        check_jax_id(config.id)
     else:
         _check_gymnasium(config.id)
 

@@ -55,7 +55,9 @@ class TrainingLoop:
         self.should_log = Every(self.config.log.every, self.last)
         self.should_save = Every(self.config.checkpoint.every, self.last)
         self.should_check = Every(self.config.sync.check_every)
-        self.should_renew = Every(self.config.checkpoint.renew_every)
+        # Environments that are saved with the actors are never replayed, so they can go on.
+        saved = trainer.collector.saves_envs
+        self.should_renew = Every(0 if saved else self.config.checkpoint.renew_every)
         self.rate = Rate(self.config, self.first)
         rounds = trainer.learner.num_gradients
         self.comm = CommMeter(self.config.sync, self.world, trainer.state.params, rounds)

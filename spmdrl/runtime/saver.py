@@ -208,6 +208,9 @@ class Saver:
         if self._config.checkpoint.envs == "fresh":
             collector.renew(generation=-meta["step"])  # new episodes, other than the first ones
             return
+        if collector.saves_envs:
+            collector.place(self._scatter_actors(collector, snapshot))
+            return
         step, every = meta["step"], self._config.checkpoint.renew_every
         actions, self._segments = None, meta["segments"]
         if snapshot is not None:
@@ -215,11 +218,20 @@ class Saver:
         collector.renew(generation=step // every)
         if step % every == 0:
             return  # the environments are made anew here anyway
-        named = {
-            name: self._scatter(None if snapshot is None else snapshot.arrays["actors"][name])
-            for name in sorted(collector.named_state())
-        }
+        named = self._scatter_actors(collector, snapshot)
         collector.replay(self._scatter(actions), named)
+
+    def _scatter_actors(self, collector: Collector, snapshot: Snapshot | None) -> Arrays:
+        """The saved state of this rank's actors."""
+        names = sorted(collector.named_state())
+        saved = {} if snapshot is None else snapshot.arrays["actors"]
+        missing = [] if snapshot is None else [name for name in names if name not in saved]
+        if missing:
+            raise CheckpointError(
+                f"the saved environments have no {missing[0]}; has their code changed since? "
+                "--checkpoint.envs fresh resumes with new episodes"
+            )
+        return {name: self._scatter(saved.get(name)) for name in names}
 
     def _check_segments(self, snapshot: Snapshot) -> None:
         if self._config.checkpoint.envs == "replay":

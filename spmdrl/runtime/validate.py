@@ -59,6 +59,11 @@ def _check_run(config: Config) -> None:
             f"overlap is not supported with sync.strategy {config.sync.strategy}, which occupies "
             "all ranks until the update is done; use --sync.strategy allreduce"
         )
+    if config.overlap and config.env.backend == "jax":
+        raise ConfigError(
+            "overlap brings nothing with env.backend jax, where simulation and learning share one "
+            "device; leave --overlap out"
+        )
 
 
 def _check_minibatches(config: Config, num_devices: int) -> None:

@@ -26,6 +26,10 @@ MUJOCO = Config(
     env=EnvConfig(id="HalfCheetah-v4", num_envs=64, normalize_obs=True, normalize_reward=True),
     algo=Ppo(num_steps=16, minibatches=4, epochs=2, entropy_coef=0.0),
 )
+JAX = Config(
+    env=EnvConfig(id="tests.jax_envs:CartPole", backend="jax", num_envs=64),
+    algo=Ppo(num_steps=32, minibatches=4, epochs=2),
+)
 PONG = Config(
     env=EnvConfig(id="Pong-v5", num_envs=8, reward="sign"),
     net=NetConfig(shared=True),
@@ -67,4 +71,4 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(n).items() if not k.startswith(timed)} for n in lines]
 
 
-__all__ = ["CARTPOLE", "MUJOCO", "PONG", "rows", "run", "updates"]
+__all__ = ["CARTPOLE", "JAX", "MUJOCO", "PONG", "rows", "run", "updates"]

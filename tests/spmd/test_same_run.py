@@ -19,12 +19,13 @@ from spmdrl.parallel.sync import make_grad_sync
 from spmdrl.parallel.world import World
 from spmdrl.verify import compare
 from tests.spmd.conftest import layouts
-from tests.spmd.runs import CARTPOLE, MUJOCO, PONG, rows, run, updates
+from tests.spmd.runs import CARTPOLE, JAX, MUJOCO, PONG, rows, run, updates
 
 TASKS = {
     "cartpole": (CARTPOLE, 3),
     "mujoco": (MUJOCO, 2),
     "pong": (PONG, 2),
+    "jax": (JAX, 3),
     "overlap": (dataclasses.replace(CARTPOLE, overlap=True), 3),
 }
 if min((ranks * devices for ranks, devices in layouts()), default=1) > 2:

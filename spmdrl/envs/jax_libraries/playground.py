@@ -1,0 +1,33 @@
+"""MuJoCo Playground: robots and the DeepMind Control Suite, simulated by MJX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+from mujoco_playground import registry
+
+from spmdrl.envs.jax_libraries.brax import BraxEnv
+from spmdrl.envs.jax_libraries.spaces import unbounded
+
+__all__ = ["make", "names"]
+
+
+def names() -> list[str]:
+    return list(registry.ALL_ENVS)
+
+
+def make(name: str, options: dict[str, Any]) -> BraxEnv:
+    """Options are fields of the environment's config, such as episode_length."""
+    config = registry.get_default_config(name)
+    config.update(options)
+    env = registry.load(name, config=config)
+    return BraxEnv(env, _observations(env.observation_size), config.episode_length)
+
+
+def _observations(size: Any) -> gym.Space[Any]:
+    """One vector, or several by name, of which one may be for the critic only."""
+    if isinstance(size, int):
+        return unbounded((size,))
+    shapes = {key: (n,) if isinstance(n, int) else tuple(n) for key, n in size.items()}
+    return gym.spaces.Dict({key: unbounded(shape) for key, shape in shapes.items()})
