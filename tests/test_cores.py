@@ -24,7 +24,7 @@ def inputs(resets=0.3):
 def made(cls, size, x, first):
     core = cls(size)
     carry = cls.zeros(size, B)
-    params = core.init(jax.random.key(1), carry, x, first)["params"]
+    params = jax.jit(core.init)(jax.random.key(1), carry, x, first)["params"]
     params = jax.tree.map(lambda p: p + 0.1 * jnp.cos(jnp.arange(p.size).reshape(p.shape)), params)
     return core, params, carry
 
@@ -76,8 +76,8 @@ def test_values_and_gradients_equal_flaxs_cells(cls, size):
 
     start = jax.tree.map(lambda c: c + 0.3, carry)
     for a, b in zip(
-        jax.tree.leaves(jax.value_and_grad(ours, (0, 1, 2))(params, start, x)),
-        jax.tree.leaves(jax.value_and_grad(theirs, (0, 1, 2))(params, start, x)),
+        jax.tree.leaves(jax.jit(jax.value_and_grad(ours, (0, 1, 2)))(params, start, x)),
+        jax.tree.leaves(jax.jit(jax.value_and_grad(theirs, (0, 1, 2)))(params, start, x)),
         strict=True,
     ):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)

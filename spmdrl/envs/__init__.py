@@ -16,7 +16,15 @@ __all__ = ["make_env"]
 def make_env(
     config: Config, env_ids: Sequence[int], threads: int = 0, generation: int = 0
 ) -> EnvBatch:
-    """The environments with these global ids."""
+    """The environments with these global ids, as the config's policy sees them."""
+    from spmdrl.envs.view import ViewedBatch, make_view
+
+    batch = _make_batch(config, env_ids, threads, generation)
+    view = make_view(config, batch.spec)
+    return batch if view.is_plain else ViewedBatch(batch, view)
+
+
+def _make_batch(config: Config, env_ids: Sequence[int], threads: int, generation: int) -> EnvBatch:
     from spmdrl.envs.base import env_seeds
 
     options = dict(config.env.options)

@@ -54,10 +54,14 @@ class View:
             seen[name] = xp.zeros((rows, *part.shape), part.dtype)
         return self._whole(seen)
 
-    def next(self, before: Obs, resetting: Any, action: Any, answer: TimeStep, xp: Any) -> Obs:
-        """After a step; `before` is what was seen, and `resetting` says where it is a reset."""
-        if self.is_plain:
-            return answer.obs
+    def apply(
+        self, before: Obs, resetting: Any, action: Any, answer: TimeStep, xp: Any
+    ) -> TimeStep:
+        """The answer as it is seen; `before` is what was seen before, and `resetting` says where
+        the step was a reset."""
+        return answer.replace(obs=self._next(before, resetting, action, answer, xp))
+
+    def _next(self, before: Obs, resetting: Any, action: Any, answer: TimeStep, xp: Any) -> Obs:
         old, start = self._parts(before), self._parts(self.first(answer.obs, xp))
         seen = {
             name: self._pushed(name, old.get(name), self._chosen(x), xp)
@@ -130,9 +134,9 @@ class ViewedBatch:
 
     def recv(self) -> TimeStep:
         answer = self.batch.recv()
-        self._seen = self.view.next(self._seen, self._resetting, self._action, answer, np)
-        self._resetting = answer.terminated | answer.truncated
-        return answer.replace(obs=self._seen)
+        answer = self.view.apply(self._seen, self._resetting, self._action, answer, np)
+        self._seen, self._resetting = answer.obs, answer.terminated | answer.truncated
+        return answer
 
     def xla(self) -> XlaStep | None:
         return self.batch.xla()
