@@ -21,9 +21,9 @@ else:
     Array = jax.Array | np.ndarray
 
 __all__ = [
-    "MASK", "ActionSpace", "Array", "Carry", "Column", "EnvSpec", "Moments", "Obs", "ObsPart",
-    "Params", "PartKind", "Report", "Rollout", "TimeStep", "TrainState", "Tree", "channels_first",
-    "sides",
+    "LAST_ACTION", "LAST_REWARD", "MASK", "ActionSpace", "Array", "Carry", "Column", "EnvSpec",
+    "Moments", "Obs", "ObsPart", "Params", "PartKind", "Report", "Rollout", "TimeStep",
+    "TrainState", "Tree", "channels_first", "sides",
 ]  # fmt: skip
 
 Obs = Any  # an array, or a flat dict of arrays, with the environments along the same axis
@@ -46,8 +46,9 @@ class ActionSpace:
     env_shape: tuple[int, ...] | None = None  # where the environment wants another shape
 
 
-PartKind = Literal["vector", "image", "ids", "mask"]
+PartKind = Literal["vector", "image", "ids", "mask", "history"]
 MASK = "action_mask"  # name of the part that says which actions are allowed
+LAST_ACTION, LAST_REWARD = "last_action", "last_reward"  # of the parts that tell what was before
 
 
 class Column(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from spmdrl.algos import Ppo
+from spmdrl.config import Config
 from spmdrl.learning.minibatches import Sequences, Steps, make_selector, permutations
 from spmdrl.parallel.placement import split_envs
 
@@ -125,5 +126,5 @@ def test_the_algorithm_chooses():
     class OfSequences(Ppo):
         selects = "sequences"
 
-    assert isinstance(make_selector(Ppo()), Steps)
-    assert isinstance(make_selector(OfSequences()), Sequences)
+    assert isinstance(make_selector(Config(algo=Ppo())), Steps)
+    assert isinstance(make_selector(Config(algo=OfSequences())), Sequences)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from spmdrl.acting.steps import (
@@ -22,6 +23,7 @@ from spmdrl.acting.steps import (
 )
 from spmdrl.config import Config
 from spmdrl.envs.base import EnvBatch
+from spmdrl.envs.view import ViewedBatch
 from spmdrl.nets.policy import Policy
 from spmdrl.parallel.compile_cache import private_jit
 from spmdrl.parallel.placement import in_shards
@@ -61,6 +63,8 @@ class CompiledActor:
                     policy, shards, variables, s.carry, s.obs, s.first, noise_t
                 )
                 handle, answer = step_envs(handle, action)
+                if isinstance(env, ViewedBatch):
+                    answer = env.view.apply(s.obs, s.resetting, action, answer, jnp)
                 row = make_row(s, action, dist_params, value, answer)
                 return (handle, next_state(s, carry, answer)), row
 

@@ -84,6 +84,10 @@ class EnvConfig:
     timeout_s: Annotated[Positive, FREE] = 60.0
     """With gymnasium: seconds that a worker process may take for a step of its environments, and
     ten times as long for making and resetting them, before the run ends and names them."""
+    observe: tuple[Annotated[int, at_least(0)], ...] = ()
+    """Entries of a vector observation that the agent sees; none named: all of them."""
+    frame_stack: Count = 1
+    """How many of the newest images the agent sees, one behind the other in the channels."""
     reward: Literal["none", "sign", "abs_one", "soft_asymmetric"] = "none"
     """Reward transform for learning; reported returns are always the raw ones."""
     normalize_obs: bool = False
@@ -98,7 +102,7 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    torso: Literal["auto", "mlp", "nature_cnn", "small_cnn"] = "auto"
+    torso: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_resnet"] = "auto"
     """auto takes an MLP for vectors, the Nature CNN for images, a small CNN below 36 x 36."""
     hidden: Widths = (64, 64)
     """Widths of the MLP's layers."""
@@ -106,6 +110,18 @@ class NetConfig:
     """Activation of the MLP; the CNNs always use relu."""
     shared: bool = False
     """One torso shared by policy and value, instead of one each."""
+    width: Count = 1
+    """Multiplies the channels of impala_resnet."""
+    core: Literal["none", "lstm", "gru"] = "none"
+    """Memory between torso and heads; without shared, policy and value have one each."""
+    core_size: Count = 256
+    """Units of the core."""
+    last_action: bool = False
+    """Also show the network what it did last."""
+    last_reward: bool = False
+    """Also show the network the last reward, clipped to plus or minus 1."""
+    bptt: Annotated[int, at_least(0)] = 0
+    """Steps through which a core's gradient flows back, a divisor of num_steps; 0: the rollout."""
     log_std_init: Annotated[float, Range("finite", math.isfinite)] = 0.0
     """Initial log standard deviation of continuous actions."""
     policy_keys: tuple[str, ...] = ()
@@ -301,6 +317,11 @@ class Config:
     def batch_size(self) -> int:
         """Environment steps in one rollout, over the whole run."""
         return self.env.num_envs * self.algo.num_steps
+
+    @property
+    def learns_from(self) -> Literal["steps", "sequences"]:
+        """What minibatches consist of; a network with memory needs whole sequences."""
+        return "sequences" if self.net.core != "none" else self.algo.selects
 
     @property
     def num_updates(self) -> int:

@@ -20,7 +20,18 @@ def make_env(
     generation: int = 0,
     batches: int = 1,
 ) -> EnvBatch:
-    """The environments with these global ids; `batches` of a device share its worker processes."""
+    """The environments with these global ids, as the config's policy sees them; `batches` of a
+    device share its worker processes."""
+    from spmdrl.envs.view import ViewedBatch, make_view
+
+    batch = _make_batch(config, env_ids, threads, generation, batches)
+    view = make_view(config, batch.spec)
+    return batch if view.is_plain else ViewedBatch(batch, view)
+
+
+def _make_batch(
+    config: Config, env_ids: Sequence[int], threads: int, generation: int, batches: int
+) -> EnvBatch:
     from spmdrl.envs.base import env_seeds
 
     options = dict(config.env.options)

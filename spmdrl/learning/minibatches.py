@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int, Shaped, UInt32
 
-from spmdrl.config import AlgoConfig
+from spmdrl.config import Config
 from spmdrl.parallel.mesh import AXIS
 
 __all__ = ["Selector", "Sequences", "Steps", "make_selector"]
@@ -110,7 +110,8 @@ def permutations(bits: UInt32[Array, "*rows n"]) -> Int[Array, "*rows n"]:
 Selector = Steps | Sequences
 
 
-def make_selector(algo: AlgoConfig) -> Selector:
-    if algo.selects == "sequences":
+def make_selector(config: Config) -> Selector:
+    algo = config.algo
+    if config.learns_from == "sequences":
         return Sequences(algo.epochs, algo.minibatches)
     return Steps(algo.epochs, algo.minibatches, algo.num_steps)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
 from spmdrl.algos.base import Algorithm, Models, Moment
-from spmdrl.config import Config, ConfigError
+from spmdrl.config import Config
 from spmdrl.learning.gradients import Wire, sequence_gradient, step_gradient
 from spmdrl.learning.minibatches import Selector, Steps, make_selector
 from spmdrl.learning.optimizer import Optimizer, learning_rate, make_optimizer
@@ -66,16 +66,11 @@ def make_learner(
     config: Config, policy: Policy, sync: GradSync, platform: str, has_image: bool
 ) -> Learner:
     algorithm, liked = config.algo.make(), likes(platform)
-    if config.algo.selects == "steps" and jax.tree.leaves(policy.initial_carry(1)):
-        raise ConfigError(
-            f"{type(config.algo).__name__} learns from single steps, which a network with memory "
-            "cannot; it needs minibatches of sequences"
-        )
     return Learner(
         config=config,
         algorithm=algorithm,
         policy=policy,
-        selector=make_selector(config.algo),
+        selector=make_selector(config),
         optimizer=make_optimizer(config.optim),
         sync=sync,
         wire=Wire(algorithm.reports, sync.num_devices),

@@ -11,7 +11,12 @@ from spmdrl.types import EnvSpec, ObsPart
 
 __all__ = ["describe"]
 
-NAMES = {"mlp": "MLP", "nature_cnn": "Nature CNN", "small_cnn": "small CNN"}
+NAMES = {
+    "mlp": "MLP",
+    "nature_cnn": "Nature CNN",
+    "small_cnn": "small CNN",
+    "impala_resnet": "IMPALA ResNet",
+}
 
 
 def describe(config: Config, spec: EnvSpec) -> str:
@@ -31,6 +36,8 @@ def describe(config: Config, spec: EnvSpec) -> str:
 def _part(net: NetConfig, name: str, part: ObsPart, sight: Sight) -> list[str]:
     if part.kind == "mask":
         return [f"{name} -> mask of {part.shape[0]} actions"]
+    if part.kind == "history":
+        return [f"{name} -> beside the features"]
     if part.columns:
         return _columns(part, sight)
     size = "x".join(map(str, part.shape))

@@ -8,6 +8,7 @@ steps in a row. A feed-forward carry is ().
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,12 +18,13 @@ from jaxtyping import Array, Bool
 
 from spmdrl.config import Config, ConfigError
 from spmdrl.nets import moments
+from spmdrl.nets.cores import CORES
 from spmdrl.nets.cpu.chunked_dense import INPUTS, Factors, inputs_of, probed
 from spmdrl.nets.distributions import Categorical, DiagNormal, Distribution, make_distribution
 from spmdrl.nets.sight import Sight, make_sight, with_symbols
 from spmdrl.nets.torsos import Method, TorsoMaker, dense, torso_maker
 from spmdrl.parallel.platforms import likes
-from spmdrl.types import MASK, Carry, EnvSpec, Obs, Params
+from spmdrl.types import LAST_ACTION, LAST_REWARD, MASK, Carry, EnvSpec, Obs, Params
 
 __all__ = ["ActorCritic", "Policy", "make_policy", "variables_of"]
 
@@ -50,15 +52,36 @@ class ActorCritic(nn.Module):
     shared: bool
     log_std_init: float
     obs_clip: float | None  # None leaves observations as they are
+    memory: Memory
 
     @nn.compact
-    def __call__(self, carry: Carry, obs: Obs, first: Bool[Array, "N"]) -> Answer:
+    def __call__(self, carry: Carry, obs: Obs, first: Bool[Array, "*rows"]) -> Answer:
+        """Of one step, rows `[N]`, or of several in a row, `[T, B]`."""
         if self.obs_clip is not None:
             known: Any = self.get_variable("obs_stats", "moments")
             obs = moments.normalize_obs(known, obs, self.obs_clip)
-        sight, shared = self.sight, self.shared
-        actor = self.make_actor("torso" if shared else "actor_torso")(sight.policy(obs))
-        critic = actor if shared else self.make_critic("critic_torso")(sight.value(obs))
+        if first.ndim > 1:
+            obs = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+        carry, actor, critic = self.features(carry, obs, first)
+        dist_params, value = self.heads(actor, critic, obs)
+        dist_params = dist_params.reshape(*first.shape, -1)
+        return carry, dist_params, value.reshape(first.shape)
+
+    def features(self, carry: Carry, obs: Obs, first: Array) -> tuple[Carry, Array, Array]:
+        """What the heads of policy and value see."""
+        sight, memory, extra = self.sight, self.memory, history(obs)
+        if self.shared:
+            both = self.make_actor("torso")(sight.policy(obs))
+            carry, both = memory.core("core", carry, beside(both, extra), first)
+            return carry, both, both
+        actor = self.make_actor("actor_torso")(sight.policy(obs))
+        critic = self.make_critic("critic_torso")(sight.value(obs))
+        mine, yours = carry or ((), ())
+        mine, actor = memory.core("actor_core", mine, beside(actor, extra), first)
+        yours, critic = memory.core("critic_core", yours, beside(critic, extra), first)
+        return (mine, yours) if memory.kind != "none" else (), actor, critic
+
+    def heads(self, actor: Array, critic: Array, obs: Obs) -> tuple[Array, Array]:
         dist_params = dense(self.dist.num_params, 0.01, "policy_head")(actor)
         value = dense(1, 1.0, "value_head")(critic)[:, 0]
         if isinstance(self.dist, DiagNormal):
@@ -66,9 +89,49 @@ class ActorCritic(nn.Module):
             log_std = self.param("log_std", init, (self.dist.dim,), jnp.float32)
             log_std = jnp.broadcast_to(log_std, dist_params.shape)
             dist_params = jnp.concatenate([dist_params, log_std], axis=-1)
-        if sight.masked and isinstance(self.dist, Categorical):
+        if self.sight.masked and isinstance(self.dist, Categorical):
             dist_params = self.dist.masked(dist_params, obs[MASK])
-        return carry, dist_params, value
+        return dist_params, value
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What kind of core there is, if any."""
+
+    kind: str
+    size: int
+    bptt: int  # steps through which gradients flow back; 0: all
+
+    def core(self, name: str, carry: Carry, x: Array, first: Array) -> tuple[Carry, Array]:
+        """The features after the core, one row for each of `x`."""
+        if self.kind == "none":
+            return carry, x
+        steps = first if first.ndim > 1 else first[None]
+        rows = x.reshape(*steps.shape, -1)
+        module, length = CORES[self.kind](self.size, name=name), self.bptt or len(steps)
+        shown = []
+        for start in range(0, len(steps), length):
+            part = slice(start, start + length)
+            carry, y = module(jax.lax.stop_gradient(carry), rows[part], steps[part])
+            shown.append(y)
+        return carry, jnp.concatenate(shown).reshape(x.shape[0], -1)
+
+    def zeros(self, rows: int, shared: bool) -> Carry:
+        if self.kind == "none":
+            return ()
+        one = CORES[self.kind].zeros
+        return one(self.size, rows) if shared else (one(self.size, rows), one(self.size, rows))
+
+
+def history(obs: Obs) -> list[Array]:
+    """Last reward and last action, as far as they are shown."""
+    if not isinstance(obs, dict):
+        return []
+    return [obs[name] for name in (LAST_REWARD, LAST_ACTION) if name in obs]
+
+
+def beside(features: Array, extra: list[Array]) -> Array:
+    return jnp.concatenate([features, *extra], axis=-1) if extra else features
 
 
 def variables_of(params: Params, obs_moments: Any) -> dict[str, Any]:
@@ -82,10 +145,19 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
     spec = with_symbols(config.net, spec, config.env.id)
     sight = make_sight(config.net, spec, config.env.id)
     method = _conv_method(config, platform)
+    memory = Memory(config.net.core, config.net.core_size, config.net.bptt)
+
+    def torsos(at_once: int | None) -> dict[str, TorsoMaker]:
+        views = {"make_actor": sight.policy, "make_critic": sight.value}
+        return {
+            name: torso_maker(config.net, view.spec, config.env.id, method, at_once)
+            for name, view in views.items()
+        }
+
     net = ActorCritic(
-        make_actor=torso_maker(config.net, sight.policy.spec, config.env.id, method),
-        make_critic=torso_maker(config.net, sight.value.spec, config.env.id, method),
+        **torsos(None),
         sight=sight,
+        memory=memory,
         dist=make_distribution(spec.action),
         shared=config.net.shared,
         log_std_init=config.net.log_std_init,
@@ -95,7 +167,8 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
     def init(key: Array) -> Params:
         blank = {"obs_stats": {"moments": moments.of_observations(True, spec)}}
         obs, first = jax.tree.map(jnp.asarray, spec.zeros(1)), jnp.zeros((1,), bool)
-        _, grown = net.apply(blank, (), obs, first, rngs={"params": key}, mutable=["params"])
+        carry = memory.zeros(1, config.net.shared)
+        _, grown = net.apply(blank, carry, obs, first, rngs={"params": key}, mutable=["params"])
         return grown["params"]
 
     def apply(variables: Any, carry: Carry, obs: Obs, first: Array) -> Answer:
@@ -105,14 +178,21 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
         out, filled = net.apply(probed(variables, probes), *inputs, mutable=[INPUTS])
         return out, inputs_of(filled)
 
+    long_net = net.clone(**torsos(_image_rows(platform, spec)))
+
+    def unroll(variables: Any, carry: Carry, obs: Obs, first: Array) -> Answer:
+        return long_net.apply(variables, carry, obs, first)  # type: ignore[return-value]
+
+    # Of few images as many as there are can be valued at once; a core values as it acts.
+    together = config.net.shared or spec.has_image or memory.kind != "none"
     return Policy(
         init=init,
         apply=apply,
-        unroll=_all_at_once(apply),
+        unroll=unroll,
         apply_probed=apply_probed,
-        initial_carry=lambda _: (),
+        initial_carry=lambda rows: memory.zeros(rows, config.net.shared),
         dist=net.dist,
-        separate_critic=not (config.net.shared or spec.has_image),  # few images are enough at once
+        separate_critic=not together,
     )
 
 
@@ -123,16 +203,8 @@ def _check_normalizes(config: Config, spec: EnvSpec) -> None:
         raise ConfigError(f"env.normalize_obs is for vectors; {config.env.id} gives {what}")
 
 
-def _all_at_once(apply: Callable[..., Answer]) -> Callable[..., Answer]:
-    """T steps of a network without memory: rows of one large batch."""
-
-    def unroll(variables: Any, carry: Carry, obs: Obs, first: Bool[Array, "T B"]) -> Answer:
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (obs, first))
-        _, *answers = apply(variables, carry, *rows)
-        dist_params, value = (x.reshape(*first.shape, *x.shape[1:]) for x in answers)
-        return carry, dist_params, value
-
-    return unroll
+def _image_rows(platform: str, spec: EnvSpec) -> int | None:
+    return likes(platform or jax.default_backend()).image_rows if spec.has_image else None
 
 
 def _conv_method(config: Config, platform: str) -> Method:

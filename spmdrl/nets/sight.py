@@ -19,6 +19,7 @@ from spmdrl.types import MASK, Array, Column, EnvSpec, Obs, ObsPart, channels_fi
 __all__ = ["Sight", "View", "leaf_names", "make_sight", "with_symbols"]
 
 PRIVILEGED = "privileged"
+BESIDE = ("mask", "history")  # kinds of parts that no torso sees
 Slices = tuple[slice, ...]  # of a joined vector; none at all: the whole array
 
 
@@ -70,7 +71,7 @@ def leaf_names(spec: EnvSpec) -> list[str]:
     """Of everything that a network could see, as the keys in a config name them."""
     found = []
     for name, part in spec.parts.items():
-        if part.kind != "mask":
+        if part.kind not in BESIDE:
             found += [_key(column.name) for column in part.columns] or [_key(name)]
     return found
 
@@ -97,7 +98,7 @@ def _view(spec: EnvSpec, chosen: set[str]) -> View:
     parts: dict[str, ObsPart] = {}
     kept: dict[str, Slices] = {}
     for name, part in spec.parts.items():
-        if part.kind == "mask":
+        if part.kind in BESIDE:
             continue
         columns = tuple(c for c in part.columns if _key(c.name) in chosen)
         if columns and columns != part.columns:

@@ -12,13 +12,14 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Shaped
 
 from spmdrl.config import ConfigError, NetConfig
+from spmdrl.nets.chunks import in_chunks
 from spmdrl.nets.cpu.chunked_dense import WIDE, WideDense
-from spmdrl.nets.cpu.conv import Conv
+from spmdrl.nets.cpu.conv import Conv, SameConv
 from spmdrl.types import EnvSpec, Obs, ObsPart, channels_first, sides
 
 __all__ = [
-    "SQRT2", "IdsMlp", "Joined", "Mlp", "NatureCnn", "SmallCnn", "TorsoMaker", "dense",
-    "embeds", "encoder_of", "one_hot", "planes", "torso_maker",
+    "SQRT2", "IdsMlp", "ImpalaResnet", "Joined", "Mlp", "NatureCnn", "SmallCnn", "TorsoMaker",
+    "dense", "embeds", "encoder_of", "one_hot", "planes", "torso_maker",
 ]  # fmt: skip
 
 SQRT2 = 2.0**0.5
@@ -27,7 +28,7 @@ NATURE_SIDE, SMALL_SIDE = 36, 5  # pixels: below these nothing is left after the
 GRID_SIDE = 3  # cells: small grids are worth smaller kernels
 MOST_VALUES, MOST_ONE_HOT, EMBEDDING = 64, 4096, 16
 Method = Literal["matmul", "xla"]
-Kind = Literal["mlp", "nature_cnn", "small_cnn"]
+Kind = Literal["mlp", "nature_cnn", "small_cnn", "impala_resnet"]
 TorsoMaker = Callable[[str], nn.Module]  # by the name of its parameters
 
 
@@ -75,15 +76,20 @@ class NatureCnn(nn.Module):
 
     method: Method
     values: tuple[int, ...] = ()
+    at_once: int | None = None  # rows of the convolutions, in a long sequence
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
+        x = in_chunks(self, NatureCnn.convolutions, x, self.at_once)
+        wide = WideDense(512, nn.initializers.orthogonal(SQRT2), name=WIDE)
+        return nn.relu(wide(x))
+
+    def convolutions(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         x, scale, first = _channels(x, self.values)
         x = nn.relu(Conv(32, 8, 4, self.method, scale, first)(x))
         x = nn.relu(Conv(64, 4, 2, self.method)(x))
         x = nn.relu(Conv(64, 3, 1, self.method)(x))
-        wide = WideDense(512, nn.initializers.orthogonal(SQRT2), name=WIDE)
-        return nn.relu(wide(x.reshape(x.shape[0], -1)))
+        return x.reshape(x.shape[0], -1)
 
 
 class SmallCnn(nn.Module):
@@ -91,9 +97,14 @@ class SmallCnn(nn.Module):
 
     method: Method
     values: tuple[int, ...] = ()
+    at_once: int | None = None
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
+        x = in_chunks(self, SmallCnn.convolutions, x, self.at_once)
+        return nn.relu(dense(128, SQRT2)(x))
+
+    def convolutions(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         side = min(sides(x.shape[1:]))
         x, scale, first = _channels(x, self.values)
         size, stride, second = (4, 2, 3) if side >= 16 else (3, 1, 3)
@@ -101,7 +112,50 @@ class SmallCnn(nn.Module):
             size, stride, second = 2, 1, 2
         x = nn.relu(Conv(16, size, stride, self.method, scale, first)(x))
         x = nn.relu(Conv(32, second, 1, self.method)(x))
-        return nn.relu(dense(128, SQRT2)(x.reshape(x.shape[0], -1)))
+        return x.reshape(x.shape[0], -1)
+
+
+class ImpalaResnet(nn.Module):
+    """The deep network of Espeholt et al. 2018: 15 convolutions in three sections."""
+
+    method: Method
+    values: tuple[int, ...] = ()
+    at_once: int | None = None
+    width: int = 1  # multiplies the published channels
+
+    @nn.compact
+    def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
+        x = in_chunks(self, ImpalaResnet.convolutions, x, self.at_once)
+        return nn.relu(dense(256, SQRT2, "dense")(x))
+
+    def convolutions(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
+        x, scale, first = _channels(x, self.values)
+        x = (x.transpose(0, 2, 3, 1) if first else x).astype(jnp.float32) * scale
+        for i, channels in enumerate((16, 32, 32)):
+            x = ResnetSection(channels * self.width, self.method, name=f"section_{i}")(x)
+        return nn.relu(x).reshape(x.shape[0], -1)
+
+
+class ResnetSection(nn.Module):
+    channels: int
+    method: Method
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "N H W C"]) -> Float[Array, "N h w F"]:
+        x = max_pool(SameConv(self.channels, self.method, name="conv")(x))
+        for block in range(2):
+            inner = x
+            for layer in range(2):
+                conv = SameConv(self.channels, self.method, name=f"block_{block}_conv_{layer}")
+                inner = conv(nn.relu(inner))
+            x = x + inner
+        return x
+
+
+def max_pool(x: Float[Array, "N H W C"]) -> Float[Array, "N h w C"]:
+    """3 x 3, stride 2; the border counts as minus infinity."""
+    window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, "SAME")
 
 
 class Joined(nn.Module):
@@ -158,12 +212,17 @@ def _channels(x: Array, values: tuple[int, ...]) -> tuple[Array, float, bool]:
 # Which encoder fits
 
 
-def torso_maker(net: NetConfig, spec: EnvSpec, env_id: str, conv: Method) -> TorsoMaker:
-    """A function that makes the torso, under the name that its parameters get."""
+def torso_maker(
+    net: NetConfig, spec: EnvSpec, env_id: str, conv: Method, at_once: int | None = None
+) -> TorsoMaker:
+    """A function that makes the torso, under the name that its parameters get.
+
+    `at_once` limits the rows whose convolutions are computed together.
+    """
     if isinstance(spec.obs, ObsPart):
-        return _encoder(net, spec.obs, env_id, conv)
+        return _encoder(net, spec.obs, env_id, conv, at_once)
     makers = {
-        name: _encoder(encoder_config(net, part), part, f"{env_id} ({name})", conv)
+        name: _encoder(encoder_config(net, part), part, f"{env_id} ({name})", conv, at_once)
         for name, part in spec.parts.items()
     }
     return lambda name: Joined(makers, name=name)
@@ -192,7 +251,9 @@ def _least_side(part: ObsPart) -> int:
     return GRID_SIDE if part.is_grid else SMALL_SIDE
 
 
-def _encoder(net: NetConfig, part: ObsPart, env_id: str, conv: Method) -> TorsoMaker:
+def _encoder(
+    net: NetConfig, part: ObsPart, env_id: str, conv: Method, at_once: int | None
+) -> TorsoMaker:
     kind = encoder_of(net, part)
     if kind == "mlp":
         if part.kind == "ids":
@@ -203,12 +264,14 @@ def _encoder(net: NetConfig, part: ObsPart, env_id: str, conv: Method) -> TorsoM
             f"net.torso {kind} needs images; {env_id} gives {part.dtype} of shape "
             f"{part.shape}; use --net.torso mlp"
         )
-    least = NATURE_SIDE if kind == "nature_cnn" else _least_side(part)
+    least = {"nature_cnn": NATURE_SIDE, "impala_resnet": 1}.get(kind, _least_side(part))
     if min(sides(part.shape)) < least:
         raise ConfigError(
             f"net.torso {kind} needs images of at least {least} x {least} pixels; {env_id} gives "
             f"{part.shape}; use --net.torso {'small_cnn' if kind == 'nature_cnn' else 'mlp'}"
         )
     if kind == "nature_cnn":
-        return lambda name: NatureCnn(conv, part.values, name=name)
-    return lambda name: SmallCnn(conv, part.values, name=name)
+        return lambda name: NatureCnn(conv, part.values, at_once, name=name)
+    if kind == "impala_resnet":
+        return lambda name: ImpalaResnet(conv, part.values, at_once, net.width, name=name)
+    return lambda name: SmallCnn(conv, part.values, at_once, name=name)

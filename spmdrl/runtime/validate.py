@@ -15,6 +15,7 @@ def validate(config: Config, size: int = 1, devices: int = 1) -> None:
     check_fields(config)
     _check_optimizer(config.optim)
     _check_run(config)
+    _check_memory(config)
     _check_minibatches(config, size * devices)
     _check_topology(config, size, devices)
 
@@ -83,7 +84,7 @@ def _check_schedule(config: Config) -> None:
 
 def _check_minibatches(config: Config, num_devices: int) -> None:
     algo, envs = config.algo, config.env.num_envs
-    if algo.selects == "steps":
+    if config.learns_from == "steps":
         if algo.num_steps % algo.minibatches:
             steps = nearest_multiples(algo.num_steps, algo.minibatches)
             parts = nearest_divisors(algo.num_steps, algo.minibatches)
@@ -99,6 +100,17 @@ def _check_minibatches(config: Config, num_devices: int) -> None:
             f"env.num_envs {envs} is not divisible by algo.minibatches {algo.minibatches} on each "
             f"of {groups} {'shards' if config.sync.deterministic else 'devices'}, as minibatches "
             f"of whole environments need; nearest: {nearest_multiples(envs, blocks)}"
+        )
+
+
+def _check_memory(config: Config) -> None:
+    bptt, steps = config.net.bptt, config.algo.num_steps
+    if bptt and steps % bptt:
+        divisors = [n for n in range(1, steps + 1) if steps % n == 0]
+        below = max(n for n in divisors if n <= bptt)
+        above = min((n for n in divisors if n > bptt), default=steps)
+        raise ConfigError(
+            f"net.bptt {bptt} does not divide algo.num_steps {steps}; nearest: {below}, {above}"
         )
 
 

@@ -19,7 +19,7 @@ from flax import linen as nn
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Shaped, UInt8, UInt32
 
-__all__ = ["Conv", "conv_as_matmul", "conv_of_bytes", "packs"]
+__all__ = ["Conv", "SameConv", "conv_as_matmul", "conv_of_bytes", "packs"]
 
 WORD = 4  # bytes
 
@@ -49,9 +49,26 @@ class Conv(nn.Module):
         return _conv_xla(x.astype(jnp.float32), kernel, self.stride) + bias
 
 
-def _conv_xla(x: Array, kernel: Array, stride: int) -> Array:
+class SameConv(nn.Module):
+    """`nn.Conv(features, (3, 3))`, whose output is as large as its input, computed either way."""
+
+    features: int
+    method: Literal["matmul", "xla"]
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "N H W C"]) -> Float[Array, "N H W F"]:
+        shape = (3, 3, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        if self.method == "matmul":
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+            return conv_as_matmul(x, kernel, 1) + bias
+        return _conv_xla(x, kernel, 1, "SAME") + bias
+
+
+def _conv_xla(x: Array, kernel: Array, stride: int, padding: str = "VALID") -> Array:
     return jax.lax.conv_general_dilated(
-        x, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 

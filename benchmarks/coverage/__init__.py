@@ -1,0 +1,1 @@
+"""Which environments work: benchmarks of breadth, not of speed."""
