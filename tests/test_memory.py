@@ -187,5 +187,5 @@ def test_whole_environments_must_divide_among_the_minibatches():
     config = dataclasses.replace(
         config_of(core="lstm"), env=EnvConfig(num_envs=64), algo=Ppo(minibatches=3)
     )
-    with pytest.raises(ConfigError, match=r"env.num_envs 64 is not divisible by algo.minibatches 3"):
+    with pytest.raises(ConfigError, match=r"num_envs 64 is not divisible by algo.minibatches 3"):
         validate(config, size=2)
