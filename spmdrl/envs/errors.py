@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import TracebackType
 __all__ = ["EnvError", "explain", "listed", "raised"]
 
 OURS = str(Path(__file__).parent)
+STDLIB = sysconfig.get_path("stdlib")
 
 
 class EnvError(RuntimeError):
@@ -49,10 +51,12 @@ def explain(error: BaseException) -> str:
     """Type, text and place in one line; the place where it is in code of the user's."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
-    if last is None or "site-packages" in last.filename or last.filename.startswith((OURS, "<")):
-        return text
-    return f"{text} ({last.filename}, line {last.lineno})"
+    last = next((f for f in reversed(frames) if _is_of_the_user(f.filename)), None)
+    return f"{text} ({last.filename}, line {last.lineno})" if last else text
+
+
+def _is_of_the_user(file: str) -> bool:
+    return not file.startswith((OURS, STDLIB, "<")) and "site-packages" not in file
 
 
 def listed(ids: Sequence[int]) -> str:
