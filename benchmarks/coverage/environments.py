@@ -178,8 +178,8 @@ def reasons(looks: dict[str, Found]) -> str:
     """Every refusal, crash and contradiction, with how many ids it has and one of them."""
     groups: dict[str, list[str]] = {}
     for found in looks.values():
-        if verdict(found) != "sound":
-            why = found.get("crashed") or found["refused"] or found["wrong"]
+        why = found.get("crashed") or found["refused"] or found["wrong"] or found.get("note")
+        if why:
             groups.setdefault(why.replace(found["id"], "ID"), []).append(found["id"])
     rows = [[str(len(ids)), ids[0], why] for why, ids in sorted(groups.items())]
     return table(("ids", "for example", "reason"), rows)

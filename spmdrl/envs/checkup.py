@@ -32,6 +32,7 @@ class Checkup:
     id: str
     refused: str = ""  # the reason, where it cannot be used
     wrong: str = ""  # what contradicts the declared spaces
+    note: str = ""  # what a user should know
     observation: str = ""
     action: str = ""
     reward: tuple[float, float] = (0.0, 0.0)  # smallest and largest
@@ -50,12 +51,16 @@ def check(env: EnvConfig, steps: int = 20, compiled: bool = True) -> Checkup:
     except ConfigError as error:
         return Checkup(env.id, refused=str(error))
     rewards = np.stack([a.reward for a in answers])
-    wrong = disagreement(spec, answers)
+    wrong, note = disagreement(spec, answers), ""
     if not wrong and compiled:
         wrong = compiled_disagreement(env, answers)
+    if wrong and not same(play(env, steps)[0], answers):
+        # The simulator itself: nothing to compare the compiled step with.
+        wrong, note = "", "not reproducible: the same seed and actions bring something else"
     return Checkup(
         id=env.id,
         wrong=wrong,
+        note=note,
         observation=describe_observation(spec),
         action=describe_action(spec.action),
         reward=(float(rewards.min()), float(rewards.max())),
