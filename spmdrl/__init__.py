@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spmdrl.library.trained import load as load
+    from spmdrl.library.training import train as train
 
 __version__ = "0.1.0"
 

@@ -155,11 +155,11 @@ def rates(config: Config) -> list[float]:
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_first_half_of_a_schedule_is_that_of_the_whole_run(schedule, warmup):
     optim = OptimConfig(lr_schedule=schedule, warmup=warmup)
-    whole = replace(SMALL, optim=optim)
-    half = replace(whole, total_steps=32, schedule_steps=64)
+    whole = replace(SMALL, optim=optim, total_steps=128)
+    half = replace(whole, total_steps=64, schedule_steps=128)
     validate(half)
-    assert rates(half) == rates(whole)[:2]
-    assert rates(replace(half, schedule_steps=0)) != rates(whole)[:2]
+    assert rates(half) == rates(whole)[:4]
+    assert rates(replace(half, schedule_steps=0)) != rates(whole)[:4]
 
 
 def test_a_run_that_gets_more_steps_says_what_becomes_of_its_schedules(tmp_path):

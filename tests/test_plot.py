@@ -83,7 +83,7 @@ def test_panels_can_be_given(tmp_path, pictures):
 
 
 def test_metrics_are_chosen_by_name(tmp_path, pictures):
-    run = make_run(tmp_path / "a", **{"own/number": 1.0})
+    run = make_run(tmp_path / "a", None, **{"own/number": 1.0})
     assert plot.main([run, "--metrics", "own/number", "perf/sps"]) == 0
     assert list(pictures[0]) == ["own/number", "steps per second"]
 

@@ -44,7 +44,8 @@ def played(policy, config: Config, deterministic: bool) -> list[float]:
     raw = env.spec.action
     policy.reset(config.eval.seed)
     obs, resetting = env.reset(), np.zeros(3, bool)
-    score, found = np.zeros(3), [[] for _ in range(3)]
+    score = np.zeros(3)
+    found: list[list[float]] = [[] for _ in range(3)]
     while min(map(len, found)) < 2:
         action = policy(obs, deterministic)
         assert action.shape == (3, *raw.shape)
@@ -147,7 +148,7 @@ def test_the_bits_are_those_of_the_command(tmp_path):
         ({"sede": 1}, "no field 'sede'"),
         ({"nprocs": 2}, "start the script by mpirun"),
         ({"seed": -1}, "seed is -1"),
-        ({"env": EnvConfig(id="CartPol-v1")}, "did you mean CartPole-v1?"),
+        ({"env": EnvConfig(id="CartPol-v1", num_envs=2)}, "did you mean CartPole-v1?"),
         ({"init_from": "nowhere"}, "nowhere is not a run directory"),
     ],
 )
@@ -181,7 +182,7 @@ def test_loading_needs_neither_mpi_nor_environments(result):
     blocked = "for name in ('mpi4py', 'mpi4jax', 'envpool'): sys.modules[name] = None"
     program = (
         f"import sys\n{blocked}\nimport numpy as np, spmdrl\n"
-        f"policy = spmdrl.load({str(result.run_dir)!r}, 'best')\n"
+        f"policy = spmdrl.load({str(result.run_dir)!r})\n"
         "print(policy(policy.spec.zeros(2)).shape[0])\n"
     )
     assert succeed("-c", program).split() == ["2"]
@@ -206,7 +207,7 @@ def test_a_module_of_the_package_is_still_found_by_its_name():
     from spmdrl import train
 
     assert train.__name__ == "spmdrl.train"
-    assert callable(train.main)
+    assert callable(train.main)  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         spmdrl.nothing  # noqa: B018
 

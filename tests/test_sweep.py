@@ -148,7 +148,7 @@ def test_results_are_ranked_and_written(tmp_path):
     assert [group.label for group in groups] == [
         "CartPole-v1, optim.lr 0.2 (2 seeds)", "CartPole-v1, optim.lr 0.1 (2 seeds)",
     ]  # fmt: skip
-    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     assert len(rows) == 4
     first = {k: rows[0][k] for k in ("run", "optim.lr", "algo.gamma", "seed", "state", "return")}
     assert first == {
@@ -176,7 +176,7 @@ def test_a_sweep_trains_resumes_and_grows(tmp_path):
     more = python(*words, "--seeds", "2")
     assert "4 runs in" in more.stdout
     assert "(2 seeds)" in more.stdout
-    rows = list(csv.DictReader((out / "results.csv").open()))
+    rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert sorted((row["optim.lr"], row["seed"]) for row in rows) == [
         ("0.0003", "1"), ("0.0003", "2"), ("0.001", "1"), ("0.001", "2"),
     ]  # fmt: skip

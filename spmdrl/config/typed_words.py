@@ -19,6 +19,12 @@ __all__ = ["as_typed", "check_known", "field_name"]
 TRUE = {"true", "yes", "on", "1"}
 FALSE = {"false", "no", "off", "0"}
 
+ALIKE = 0.65  # from 0 to 1, as difflib counts
+ELSEWHERE = {  # what other libraries call it
+    "learning-rate": "--optim.lr", "env": "--env.id", "env-id": "--env.id", "output": "--run-dir",
+    "steps": "--total-steps", "total-timesteps": "--total-steps", "timesteps": "--total-steps",
+}  # fmt: skip
+
 Kinds = Mapping[str, Any]  # the type of each field, by its name
 Off = Callable[[str], list[str]]  # words that switch a flag off
 
@@ -150,11 +156,15 @@ def _spellings(name: str, kind: Any) -> list[str]:
 
 
 def _nearest(typed: str, flags: Sequence[str]) -> str:
-    """By the whole name; else by its last part, which people type without the first."""
-    close = difflib.get_close_matches(typed, flags, n=1, cutoff=0.75)
-    if not close:
-        ends = {flag.rpartition(".")[2].removeprefix("--"): flag for flag in reversed(flags)}
-        last = typed.rpartition(".")[2].removeprefix("--")
-        close = [ends[end] for end in difflib.get_close_matches(last, ends, n=1, cutoff=0.6)]
-    close = close or difflib.get_close_matches(typed, flags, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else "; --help lists them all"
+    """By what other libraries call it; else by its whole name or the last part of it."""
+    name = typed.removeprefix("--")
+    if ELSEWHERE.get(name) in flags:
+        return f"; did you mean {ELSEWHERE[name]}?"
+    likeness = {flag: _likeness(name, flag.removeprefix("--")) for flag in flags}
+    best = max(likeness, key=lambda flag: likeness[flag])
+    return f"; did you mean {best}?" if likeness[best] >= ALIKE else "; --help lists them all"
+
+
+def _likeness(typed: str, known: str) -> float:
+    pairs = ((typed, known), (typed.rpartition(".")[2], known.rpartition(".")[2]))
+    return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from spmdrl.config import ConfigError
@@ -45,7 +45,7 @@ def write_picture(panels: Sequence[PanelData], style: Style, out: str) -> None:
         plt.close(fig)
 
 
-def _handles(axes: Sequence[Any]) -> dict[str, Any]:
+def _handles(axes: Iterable[Any]) -> dict[str, Any]:
     """Each group once: not all of them need to be in the first panel."""
     found: dict[str, Any] = {}
     for axis in axes:

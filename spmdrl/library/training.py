@@ -59,7 +59,8 @@ def train(config: Config | str | Path, **changes: Any) -> Result:
     mpirun or srun, every rank calls this. Raises ConfigError for what cannot work, RuntimeError if
     the run fails; Ctrl-C stops it after a checkpoint.
     """
-    config = checked(config if isinstance(config, Config) else _of_file(Path(config)), changes)
+    given = config if isinstance(config, Config) else _of_file(Path(config))
+    wanted = checked(given, changes)
     topology = detect()
     watchdog = Watchdog(topology.rank, topology.size, start_folder())
     with _own_signals() as stop:
@@ -68,14 +69,14 @@ def train(config: Config | str | Path, **changes: Any) -> Result:
         from spmdrl.parallel.world import connect
 
         world = connect(topology)
-        prepare_process(topology, config.devices, config.sync.deterministic)
+        prepare_process(topology, wanted.devices, wanted.sync.deterministic)
         from spmdrl.runtime.session import run_session
 
-        config = dataclasses.replace(config, run_dir=world.from_root(lambda: new_run_dir(config)))
-        again = f"call spmdrl.train again with run_dir={config.run_dir!r}"
-        code = run_session(config, topology, world, stop, watchdog, [], again)
-    assert config.run_dir is not None
-    return _result(Path(config.run_dir), code)
+        run_dir = world.from_root(lambda: new_run_dir(wanted))
+        again = f"call spmdrl.train again with run_dir={run_dir!r}"
+        wanted = dataclasses.replace(wanted, run_dir=run_dir)
+        code = run_session(wanted, topology, world, stop, watchdog, [], again)
+    return _result(Path(run_dir), code)
 
 
 def _of_file(file: Path) -> Config:

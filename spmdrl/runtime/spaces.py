@@ -80,9 +80,15 @@ def from_plain(value: Any) -> Any:
         return np.dtype(rest["name"])
     if name == "array":
         dtype = np.dtype(rest["dtype"])
-        read = {"b": lambda x: x == "True", "i": int, "u": int}.get(dtype.kind, float)
-        return np.array([read(x) for x in rest["items"]], dtype).reshape(rest["shape"])
+        numbers = [_number(x, dtype) for x in rest["items"]]
+        return np.array(numbers, dtype).reshape(rest["shape"])
     return _class(name)(**{k: from_plain(v) for k, v in rest.items()})
+
+
+def _number(text: str, dtype: np.dtype) -> Any:
+    if dtype.kind == "b":
+        return text == "True"
+    return int(text) if dtype.kind in "iu" else float(text)
 
 
 def _class(name: str) -> Any:

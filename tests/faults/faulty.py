@@ -115,6 +115,6 @@ class AfterImport(MetaPathFinder):
 if detect().rank == int(guilty):
     sys.meta_path.insert(0, AfterImport(*HOOKS[fault]))
 
-from spmdrl import train  # noqa: E402
+from spmdrl.train import main  # noqa: E402
 
-sys.exit(train.main(argv))
+sys.exit(main(argv))
