@@ -76,6 +76,15 @@ def test_only_the_first_survivor_speaks(dead, tmp_path, dead_pid, capsys):
         assert said.count(f"rank {dead} of 4") == (rank == survivors[0])
 
 
+def test_ranks_that_ended_with_a_reported_hang_were_not_killed(tmp_path, dead_pid, capsys):
+    beat(tmp_path, 0, alive())
+    beat(tmp_path, 1, dead_pid)
+    watchdog = Watchdog(0, 2, tmp_path)
+    assert watchdog._first_to_tell()
+    watchdog._report_killed()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_rank_that_left_in_order_or_lives_elsewhere_was_not_killed(tmp_path, dead_pid, capsys):
     beat(tmp_path, 0, alive())
     beat(tmp_path, 2, dead_pid, host="another")

@@ -129,8 +129,8 @@ class Watchdog:
 
     def _report_killed(self) -> None:
         """mpirun and srun end the others with TERM when one rank dies: say which, and where."""
-        if self._folder is None:
-            return
+        if self._folder is None or (self._folder / TOLD).exists():
+            return  # ranks that reported a hang, or waited with them, are gone on purpose
         here = socket.gethostname()  # only its own host can tell whether a rank is gone
         beats = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
         local = {rank: beat for rank, beat in beats.items() if beat and beat["host"] == here}
