@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +53,7 @@ def by_flax(cls, params, size, carry, x, first):
     cell = nn.OptimizedLSTMCell(size) if cls is Lstm else nn.GRUCell(size)
     theirs = {"params": flax_params(cls, params, size)}
     state = carry if cls is Lstm else carry[0]
-    shown = []
+    shown: list[Any] = []
     for t in range(T):
         state = jax.tree.map(lambda s, t=t: jnp.where(first[t][:, None], 0.0, s), state)
         state, y = cell.apply(theirs, state, x[t])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +62,7 @@ def test_the_published_network_has_the_published_number_of_parameters():
     assert sum(x.size for x in jax.tree.leaves(params)) == 1_623_511
 
 
-CASES = {
+CASES: dict[str, tuple[EnvSpec, dict[str, Any]]] = {
     "lstm": (VECTOR, {"core": "lstm", "core_size": 16}),
     "gru, shared": (VECTOR, {"core": "gru", "core_size": 16, "shared": True}),
     "history": (VECTOR, {"core": "lstm", "core_size": 8, "last_action": True, "last_reward": True}),

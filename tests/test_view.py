@@ -75,12 +75,12 @@ def test_frames_by_hand(xp, shape):
     assert numbers(seen).tolist() == [5, 6, 7]
     seen = view.apply(seen, ~no, act, answer(frame(9)), xp).obs
     assert numbers(seen).tolist() == [9, 9, 9]
-    assert view.spec.obs.shape == ((3, 6, 6) if shape[0] == 1 else (6, 6, 3))
+    assert view.spec.parts[""].shape == ((3, 6, 6) if shape[0] == 1 else (6, 6, 3))
 
 
 def test_chosen_entries_are_those_of_the_environment():
     whole, part = (make_env(with_(CARTPOLE, **k), range(2)) for k in ({}, {"observe": (0, 2)}))
-    assert part.spec.obs.shape == (2,)
+    assert part.spec.parts[""].shape == (2,)
     np.testing.assert_array_equal(part.reset(), whole.reset()[:, [0, 2]])
     for env in (whole, part):
         env.send(np.array([0, 1], np.int32))

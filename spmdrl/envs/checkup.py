@@ -144,7 +144,7 @@ def same(a: Any, b: Any) -> bool:
     import jax
 
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(*map(flushed, pair), equal_nan=True) for pair in pairs)
+    return all(np.array_equal(flushed(x), flushed(y), equal_nan=True) for x, y in pairs)
 
 
 def flushed(x: np.ndarray) -> np.ndarray:

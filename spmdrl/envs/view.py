@@ -179,18 +179,17 @@ def added_parts(action: ActionSpace, last_action: bool, last_reward: bool) -> di
 def make_view(config: Config, shown: EnvSpec) -> View:
     """The view of a run; ConfigError for what its environment does not have."""
     env, net = config.env, config.net
-    single = isinstance(shown.obs, ObsPart)
-    parts = {ALONE: shown.obs} if single else dict(shown.obs)
+    alone = isinstance(shown.obs, ObsPart)
+    parts = {name or ALONE: part for name, part in shown.parts.items()}
     if env.observe:
         _check_observe(env.observe, shown, env.id)
-        parts[ALONE] = replace(shown.obs, shape=(len(env.observe),))
+        parts[ALONE] = replace(parts[ALONE], shape=(len(env.observe),))
     if env.frame_stack > 1:
         if not shown.has_image:
             raise ConfigError(f"env.frame_stack stacks images, and {env.id} gives none")
         parts = {name: _stacked(part, env.frame_stack) for name, part in parts.items()}
     added = added_parts(shown.action, net.last_action, net.last_reward)
-    obs = parts[ALONE] if single and not added else parts | added
-    spec = replace(shown, obs=obs)
+    spec = replace(shown, obs=parts[ALONE] if alone and not added else parts | added)
     return View(spec, shown, env.observe, env.frame_stack, net.last_action, net.last_reward)
 
 

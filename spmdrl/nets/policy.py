@@ -21,7 +21,7 @@ from spmdrl.nets import moments
 from spmdrl.nets.cores import CORES
 from spmdrl.nets.cpu.chunked_dense import INPUTS, Factors, inputs_of, probed
 from spmdrl.nets.distributions import Categorical, DiagNormal, Distribution, make_distribution
-from spmdrl.nets.sight import Sight, make_sight, with_symbols
+from spmdrl.nets.sight import Sight, View, make_sight, with_symbols
 from spmdrl.nets.torsos import Method, TorsoMaker, dense, torso_maker
 from spmdrl.parallel.platforms import likes
 from spmdrl.types import LAST_ACTION, LAST_REWARD, MASK, Carry, EnvSpec, Obs, Params
@@ -147,15 +147,12 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
     method = _conv_method(config, platform)
     memory = Memory(config.net.core, config.net.core_size, config.net.bptt)
 
-    def torsos(at_once: int | None) -> dict[str, TorsoMaker]:
-        views = {"make_actor": sight.policy, "make_critic": sight.value}
-        return {
-            name: torso_maker(config.net, view.spec, config.env.id, method, at_once)
-            for name, view in views.items()
-        }
+    def torso(view: View, at_once: int | None = None) -> TorsoMaker:
+        return torso_maker(config.net, view.spec, config.env.id, method, at_once)
 
     net = ActorCritic(
-        **torsos(None),
+        make_actor=torso(sight.policy),
+        make_critic=torso(sight.value),
         sight=sight,
         memory=memory,
         dist=make_distribution(spec.action),
@@ -178,7 +175,8 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
         out, filled = net.apply(probed(variables, probes), *inputs, mutable=[INPUTS])
         return out, inputs_of(filled)
 
-    long_net = net.clone(**torsos(_image_rows(platform, spec)))
+    rows = _image_rows(platform, spec)
+    long_net = net.clone(make_actor=torso(sight.policy, rows), make_critic=torso(sight.value, rows))
 
     def unroll(variables: Any, carry: Carry, obs: Obs, first: Array) -> Answer:
         return long_net.apply(variables, carry, obs, first)  # type: ignore[return-value]
