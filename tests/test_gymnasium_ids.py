@@ -172,7 +172,7 @@ def test_a_mask_in_info_is_a_part_of_the_observation():
 
 
 def test_what_the_config_file_registers_is_known_in_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_code, "_executed", [])
+    monkeypatch.setattr(own_code, "_executed", {})
     file = tmp_path / "my_config.py"
     file.write_text(
         "import gymnasium as gym\nfrom tests.own_envs.good import Plain\n"

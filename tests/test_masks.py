@@ -158,9 +158,10 @@ def test_a_masked_task_is_learned_without_one_forbidden_action():
 
 def test_evaluating_recording_and_cloning_respect_it(trained, tmp_path):
     out = tmp_path / "episodes"
-    succeed("-m", "spmdrl.evaluate", trained, "--episodes", 4)
-    succeed("-m", "spmdrl.record", trained, "--out", out, "--episodes", 4)
+    succeed("-m", "spmdrl.evaluate", trained, "--episodes", 4, "--trust")
+    succeed("-m", "spmdrl.record", trained, "--out", out, "--episodes", 4, "--trust")
     assert Recording(out).spec().parts[MASK].kind == "mask"
     learned = tmp_path / "clone"
-    succeed("-m", "spmdrl.clone", out, "--run-dir", learned, "--epochs", 1, "--eval-episodes", 2)
+    words = ["--epochs", 1, "--eval-episodes", 2, "--trust"]
+    succeed("-m", "spmdrl.clone", out, "--run-dir", learned, *words)
     assert json.loads((learned / "eval.json").read_text())["episodes"] == 2

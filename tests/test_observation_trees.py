@@ -135,8 +135,8 @@ def test_resuming_is_exact(trained, tmp_path):
 
 def test_it_is_evaluated_recorded_and_cloned(trained, tmp_path):
     out = tmp_path / "episodes"
-    succeed("-m", "spmdrl.evaluate", trained, "--episodes", 4)
-    succeed("-m", "spmdrl.record", trained, "--out", out, "--episodes", 4)
+    succeed("-m", "spmdrl.evaluate", trained, "--episodes", 4, "--trust")
+    succeed("-m", "spmdrl.record", trained, "--out", out, "--episodes", 4, "--trust")
     recording = Recording(out)
     assert recording.spec().obs == {"image": IMAGE, "vector": VECTOR}
     arrays = recording.arrays(recording.episodes[0])
@@ -147,7 +147,8 @@ def test_it_is_evaluated_recorded_and_cloned(trained, tmp_path):
         "image": (5, 12, 12, 3), "vector": (5, 3),
     }  # fmt: skip
     learned = tmp_path / "clone"
-    succeed("-m", "spmdrl.clone", out, "--run-dir", learned, "--epochs", 1, "--eval-episodes", 2)
+    words = ["--epochs", 1, "--eval-episodes", 2, "--trust"]
+    succeed("-m", "spmdrl.clone", out, "--run-dir", learned, *words)
     assert json.loads((learned / "eval.json").read_text())["episodes"] == 2
 
 
