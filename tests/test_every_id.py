@@ -24,7 +24,7 @@ SAMPLE = [
     "HumanoidStand-v1", "PandaPickCube-v1", "MetaWorld/DoorOpen-v3", "AdroitHandDoor-v1",
     "PointMaze_UMaze-v3", "HandReach-v3", "MyoSuite/myoHandReachFixed-v0", "Racetrack-v0",
     "ParkingParked-v0", "BabyAI-GoToRedBall-v0", "MiniGrid-DoorKey-8x8-v0", "Snake-v1",
-    "Jumanji/Tetris-v0", "Sudoku-v0", "FlatPack-v0", "JobShop-v0", "RubiksCube-v0", "Maze-v0",
+    "Jumanji/Tetris-v0", "FlatPack-v0", "JobShop-v0", "RubiksCube-v0", "Maze-v0",
     "LevelBasedForaging-v0", "Basic-v1", "HealthGathering-v1", "gfootball/academy_empty_goal-v1",
 ]  # fmt: skip
 
