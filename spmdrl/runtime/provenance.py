@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -97,9 +98,9 @@ def _loaded() -> Iterator[tuple[str, Path]]:
 def _is_own(name: str, file: Path) -> bool:
     """Whether the module was found in one of the user's folders, rather than in one inside them,
     such as a virtual environment."""
-    inside = Path(*name.split("."))
-    places = (inside.with_suffix(".py"), inside / "__init__.py")
-    own = any(file == Path(folder) / place for folder in own_code.folders() for place in places)
+    inside = name.replace(".", os.sep)
+    places = (f"{inside}.py", os.path.join(inside, "__init__.py"))
+    own = any(str(file) == os.path.join(f, place) for f in own_code.folders() for place in places)
     return own and name.split(".")[0] != "spmdrl"
 
 
