@@ -77,9 +77,9 @@ def check_video(config: Config) -> None:
 def check_renders(config: Config) -> None:
     """Families that draw without a display; the others would end the process."""
     if config.env.backend == "envpool":
-        import envpool.registration
+        from spmdrl.envs.ids import envpool_families
 
-        family = envpool.registration.registry.specs[config.env.id][0]
+        family = envpool_families()[config.env.id]
         headless = ("atari", "classic_control", "box2d", "minigrid", "highway", "toy_text")
         if not family.endswith(headless):
             raise ConfigError(

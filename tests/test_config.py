@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -20,7 +22,14 @@ from spmdrl.config import (
     load,
     to_json,
 )
-from spmdrl.envs.ids import IDS_FILE, check_id, envpool_ids
+from spmdrl.envs.envpool_loading import load_envpool
+from spmdrl.envs.ids import (
+    IDS_FILE,
+    check_id,
+    envpool_families,
+    envpool_ids,
+    registered_families,
+)
 from spmdrl.parallel import topology
 from spmdrl.parallel.topology import Topology, detect, expand_tasks_per_node
 from spmdrl.runtime.rundir import check_run_dir, open_run, read_run
@@ -352,12 +361,23 @@ def test_expand_tasks_per_node(text, counts):
 
 
 def test_the_list_of_ids_is_that_of_the_installed_envpool():
-    import envpool
-
-    version, *ids = IDS_FILE.read_text().split()
+    envpool = load_envpool()
+    version = IDS_FILE.read_text().split()[0]
     assert version == envpool.__version__, "spmdrl.envs.ids.write_envpool_ids() renews the list"
-    assert ids == sorted(envpool.list_all_envs())
-    assert envpool_ids() == ids
+    assert envpool_families() == registered_families()
+    assert envpool_ids() == sorted(envpool.list_all_envs())
+
+
+def test_one_family_is_loaded_without_the_others():
+    code = """if True:
+        import sys
+        from spmdrl.envs.envpool_loading import load_envpool
+        load_envpool("CartPole-v1").make_spec("CartPole-v1")
+        assert "matplotlib" not in sys.modules and "envpool.atari" not in sys.modules
+        load_envpool("Pong-v5").make_spec("Pong-v5")
+        assert len(load_envpool().list_all_envs()) > 1000
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 
 from spmdrl.config import ConfigError, suggest
 from spmdrl.envs import actions, base, observations
+from spmdrl.envs.envpool_loading import load_envpool
 from spmdrl.types import EnvSpec, Obs, TimeStep
 
 __all__ = ["EnvpoolBatch", "has_64_bit_arrays", "without_effect"]
@@ -20,8 +21,7 @@ class EnvpoolBatch:
     """See `base.EnvBatch`."""
 
     def __init__(self, env_id: str, seeds: Sequence[int], threads: int, options: dict[str, Any]):
-        import envpool
-
+        envpool = load_envpool(env_id)
         self.num_envs = len(seeds)
         try:
             self.pool = envpool.make_gymnasium(

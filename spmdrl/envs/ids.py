@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 from pathlib import Path
 
 from spmdrl.config import ConfigError, EnvConfig, suggest
 
-__all__ = ["check_id", "envpool_ids", "write_envpool_ids"]
+__all__ = [
+    "check_id",
+    "envpool_families",
+    "envpool_ids",
+    "registered_families",
+    "write_envpool_ids",
+]
 
 IDS_FILE = Path(__file__).with_name("envpool_ids.txt")
 
@@ -22,23 +29,38 @@ def check_id(config: EnvConfig) -> None:
 
 
 def envpool_ids() -> list[str]:
-    """Every id of the installed envpool, from a list where that is of the installed version.
+    """Every id of the installed envpool."""
+    return sorted(envpool_families())
+
+
+@functools.cache
+def envpool_families() -> dict[str, str]:
+    """envpool's module of every id, from a list where that is of the installed version.
 
     Importing envpool takes seconds, too long to answer a typo.
     """
-    version, *ids = IDS_FILE.read_text().split()
-    if version == importlib.metadata.version("envpool"):
-        return ids
-    import envpool
+    version, *lines = IDS_FILE.read_text().splitlines()
+    if version != importlib.metadata.version("envpool"):
+        return registered_families()
+    return {env_id: module for module, *ids in map(str.split, lines) for env_id in ids}
 
-    return sorted(envpool.list_all_envs())
+
+def registered_families() -> dict[str, str]:
+    """The same, from envpool itself."""
+    import envpool.entry  # noqa: F401 (all families)
+    from envpool.registration import registry
+
+    return {env_id: entry[0] for env_id, entry in registry.specs.items()}
 
 
 def write_envpool_ids() -> None:
     """Renew the list, after an upgrade of envpool."""
-    import envpool
-
-    IDS_FILE.write_text("\n".join([envpool.__version__, *sorted(envpool.list_all_envs())]) + "\n")
+    families: dict[str, list[str]] = {}
+    for env_id, module in sorted(registered_families().items()):
+        families.setdefault(module, []).append(env_id)
+    lines = [" ".join([module, *ids]) for module, ids in sorted(families.items())]
+    version = importlib.metadata.version("envpool")
+    IDS_FILE.write_text("\n".join([version, *lines]) + "\n")
 
 
 def _check_envpool(env_id: str) -> None:
