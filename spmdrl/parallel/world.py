@@ -192,12 +192,13 @@ class MpiWorld(World):
         array = np.ascontiguousarray(array)
         if lengths is None:
             lengths = self._allgather_lengths(len(array))
-        rows = self._mpi.BYTE.Create_contiguous(max(1, array[:1].nbytes or _row_bytes(array)))
+        joined = np.empty((sum(lengths), *array.shape[1:]), array.dtype) if self.is_root else None
+        width = _row_bytes(array)
+        if width == 0:
+            return joined  # MPI would write past its end
+        rows = self._mpi.BYTE.Create_contiguous(width)
         rows.Commit()  # counts in rows, so that more than 2 GiB fit into MPI's 32-bit counts
         try:
-            joined = (
-                np.empty((sum(lengths), *array.shape[1:]), array.dtype) if self.is_root else None
-            )
             receive = [joined, lengths, None, rows] if self.is_root else None
             self._comm.Gatherv([array, len(array), rows], receive, root=0)
         finally:
