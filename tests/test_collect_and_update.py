@@ -200,6 +200,7 @@ def advantage_by_hand(rollout: Rollout, values: np.ndarray) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 def test_target_kl_stops_the_epochs(cartpole):
     _, rollout = cartpole
 

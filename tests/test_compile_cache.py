@@ -156,6 +156,7 @@ def with_simulator(folder: Path) -> dict[str, bool]:
     }
 
 
+@pytest.mark.slow
 def test_a_training_publishes_its_update_and_no_program_with_a_simulator(environ, tmp_path):
     for run in ("first", "second"):
         train(tmp_path / run, **environ)

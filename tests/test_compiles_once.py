@@ -25,7 +25,11 @@ def programs(run_dir: Path, steps: int, flags: list[str]) -> Counter[str]:
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize("flags", [[], ["--nprocs", "2"], ["--devices", "2"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags",
+    [[], pytest.param(["--nprocs", "2"], marks=pytest.mark.slow), ["--devices", "2"]],
+    ids=" ".join,
+)
 def test_each_program_is_compiled_once(flags, tmp_path):
     expected = {
         "": {"private_collect": 1, "update": 1},

@@ -111,6 +111,7 @@ def test_only_vectors_are_normalised(trained):
     np.testing.assert_allclose(moments.variance(known["vector"]), seen.var(0), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_it_learns_what_only_the_image_shows():
     trainer = build_trainer(PICTURES)
     scores = []
@@ -133,6 +134,7 @@ def test_resuming_is_exact(trained, tmp_path):
     assert rows(copy) == rows(trained)
 
 
+@pytest.mark.slow
 def test_it_is_evaluated_recorded_and_cloned(trained, tmp_path):
     out = tmp_path / "episodes"
     succeed("-m", "spmdrl.evaluate", trained, "--episodes", 4, "--trust")

@@ -61,6 +61,7 @@ def test_it_learns_something_else_than_without(whole, tmp_path):
     assert sha(whole) != sha(tmp_path / "plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renew_every", [1000, 2], ids=["replayed", "made anew"])
 def test_resuming_is_exact(whole, renew_every, tmp_path):
     config = updates(SMALL, 5)

@@ -32,6 +32,7 @@ def test_it_learns_cartpole(ranks, tmp_path):
     assert summary["episode_return_mean"] >= 475
 
 
+@pytest.mark.slow
 def test_it_trains_resumes_and_is_evaluated_from_the_command_line(tmp_path):
     sizes = ["--env.num-envs", 8, "--algo.num-steps", 16, "--total-steps", 8 * 16 * 4]
     flags = [*sizes, "--run-dir", tmp_path / "run", "--log.panel", "off"]

@@ -105,7 +105,9 @@ def learn_plainly(config: Config, policy: Any, params: Any, rollout: Rollout, ke
 
 
 @pytest.mark.parametrize(
-    "config", [CARTPOLE, SWING, PONG], ids=["cartpole", "halfcheetah, one torso", "pong"]
+    "config",
+    [CARTPOLE, SWING, pytest.param(PONG, marks=pytest.mark.slow)],
+    ids=["cartpole", "halfcheetah, one torso", "pong"],
 )
 def test_an_update_equals_the_same_written_plainly(config):
     trainer = build_trainer(config)

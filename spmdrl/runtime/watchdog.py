@@ -30,7 +30,7 @@ __all__ = ["Watchdog", "is_running", "report_fault", "start_folder"]
 DAY = 86400.0  # seconds
 
 
-TOLD = "hang-reported"  # a file beside the heartbeats
+TOLD = "hang-reported"  # files beside the heartbeats, one for each host
 
 
 class Watchdog:
@@ -66,7 +66,8 @@ class Watchdog:
         """Keep the heartbeats there from now on, where the ranks of all hosts find them."""
         folder.mkdir(parents=True, exist_ok=True)
         if self._rank == 0:
-            (folder / TOLD).unlink(missing_ok=True)  # of an earlier start that hung
+            for old in folder.glob(f"{TOLD}*"):  # of an earlier start that hung
+                old.unlink(missing_ok=True)
         self._earlier, self._folder = self._folder, folder
         self._beat()
         self._forget(self._earlier)
@@ -129,7 +130,7 @@ class Watchdog:
 
     def _report_killed(self) -> None:
         """mpirun and srun end the others with TERM when one rank dies: say which, and where."""
-        if self._folder is None or (self._folder / TOLD).exists():
+        if self._folder is None or any(self._folder.glob(f"{TOLD}*")):
             return  # ranks that reported a hang, or waited with them, are gone on purpose
         here = socket.gethostname()  # only its own host can tell whether a rank is gone
         beats = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
@@ -162,13 +163,14 @@ class Watchdog:
         os._exit(EXIT_FAULT)
 
     def _first_to_tell(self) -> bool:
-        """One hang, one report: ranks that wait for the same one time out together, and a rank
-        that was stopped wakes up when it has been reported."""
+        """One report from each host: its ranks time out together, and one that was stopped wakes
+        up when it has been reported. Another host's report may be lost behind a cut link."""
         if self._folder is None:
             return True
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW
         try:
-            os.close(os.open(self._folder / TOLD, flags, 0o600))
+            told = self._folder / f"{TOLD}-{socket.gethostname()}"
+            os.close(os.open(told, flags, 0o600))
         except FileExistsError:
             return False
         except OSError:
