@@ -195,20 +195,28 @@ def test_a_handle_is_arrays_with_the_environments_first():
 
 
 def test_resume_is_exact_without_a_replay(tmp_path):
-    config = updates(config_of(f"{OWN}:CartPole"), 4)
-    # Environments that are saved are never made anew: with the others this would be a new run.
-    often = dataclasses.replace(config.checkpoint, renew_every=1)
-    config = dataclasses.replace(config, checkpoint=often)
+    config = steady(updates(config_of(f"{OWN}:CartPole"), 4))
     whole = run(config, 1, World(), tmp_path / "whole")
     short = dataclasses.replace(config, total_steps=2 * config.batch_size)
-    fixed = dataclasses.replace(config.optim, lr_schedule="constant")
-    short, config = (dataclasses.replace(c, optim=fixed) for c in (short, config))
-    whole = run(config, 1, World(), tmp_path / "straight")
     run(short, 1, World(), tmp_path / "cut")
     resumed = run(config, 1, World(), tmp_path / "cut")
     assert resumed["params_sha256"] == whole["params_sha256"]
-    assert rows(tmp_path / "cut") == rows(tmp_path / "straight")
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     assert not (tmp_path / "cut" / "replay").exists()
+
+
+def test_environments_that_are_saved_are_never_made_anew(tmp_path):
+    config = steady(updates(config_of(f"{OWN}:CartPole"), 3))
+    often = dataclasses.replace(config.checkpoint, renew_every=1)
+    seldom = run(config, 1, World(), tmp_path / "seldom")
+    renewed = run(dataclasses.replace(config, checkpoint=often), 1, World(), tmp_path / "often")
+    assert renewed["params_sha256"] == seldom["params_sha256"]
+
+
+def steady(config: Config) -> Config:
+    """Its learning rate does not depend on the length of the run."""
+    fixed = dataclasses.replace(config.optim, lr_schedule="constant")
+    return dataclasses.replace(config, optim=fixed)
 
 
 def test_fresh_environments_begin_new_episodes(tmp_path):

@@ -18,9 +18,12 @@ def names() -> list[str]:
 
 
 def make(name: str, options: dict[str, Any]) -> BraxEnv:
-    """Options are fields of the environment's config, such as episode_length."""
+    """Options are fields of the environment's config, such as episode_length.
+
+    Its default, Warp, simulates on NVIDIA cards only: `impl` warp asks for that.
+    """
     config = registry.get_default_config(name)
-    config.update(options)
+    config.update({"impl": "jax"} | options if "impl" in config else options)
     env = registry.load(name, config=config)
     return BraxEnv(env, _observations(env.observation_size), config.episode_length)
 
