@@ -280,11 +280,11 @@ def test_a_trained_run_is_evaluated_recorded_and_drawn(tmp_path):
     drawing = ["--env.id", f"{OWN}:Drawing"]
     train(tmp_path / "run", *drawing, updates=1)
     said = succeed("-m", "spmdrl.evaluate", tmp_path / "run", "--episodes", 4, "--video",
-                   tmp_path / "seen.gif")  # fmt: skip
+                   tmp_path / "seen.gif", "--trust")  # fmt: skip
     assert "over 4 episodes" in said
     assert (tmp_path / "seen.gif").stat().st_size > 0
     said = succeed("-m", "spmdrl.record", tmp_path / "run", "--out", tmp_path / "recorded",
-                   "--episodes", 4)  # fmt: skip
+                   "--episodes", 4, "--trust")  # fmt: skip
     assert "4 episodes" in said
 
 

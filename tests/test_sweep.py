@@ -84,6 +84,7 @@ def job(folder: Path, name: str, program: str) -> Job:
     return Job(name, (sys.executable, "-c", program), folder / "logs" / f"{name}.txt")
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # a sweep never imports jax
 def test_jobs_run_side_by_side_with_cores_of_their_own(tmp_path):
     program = "import os; print(sorted(os.sched_getaffinity(0)), os.environ.get('%s'))"
     jobs = [job(tmp_path, str(n), program % SHARED_MARK) for n in range(3)]
@@ -110,6 +111,7 @@ def test_runs_that_share_a_machine_are_not_bound_to_its_first_cores(monkeypatch)
     assert mpirun_command(1)[-2:] == ["--bind-to", "none"]
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # a sweep never imports jax
 def test_a_stop_request_is_handed_on_and_nothing_new_begins(tmp_path):
     waits = (
         "import signal, sys, time\n"
