@@ -47,7 +47,10 @@ def test_it_trains_resumes_and_is_evaluated_from_the_command_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("flag", "answer"),
-    [("--algo.valu-coef", "--algo.value-coef"), ("--algo.clip-eps", "there is no field --algo.clip-eps")],
+    [
+        ("--algo.valu-coef", "--algo.value-coef"),
+        ("--algo.clip-eps", "there is no field --algo.clip-eps"),
+    ],
 )
 def test_an_unknown_field_gets_the_usual_answer(flag, answer, capsys):
     with pytest.raises(SystemExit) as leaving:

@@ -75,13 +75,17 @@ def check_jax_id(env_id: str) -> None:
         _check_module(env_id, prefix)
         return
     if not _installed(LIBRARIES[prefix].module):
-        raise ConfigError(
-            f"env.id {env_id} needs the package {LIBRARIES[prefix].package}, which is not "
-            f"installed; install it with uv sync --extra {prefix} or pip install '.[{prefix}]'"
-        )
+        raise ConfigError(_lacking(f"env.id {env_id}", LIBRARIES[prefix].package, prefix))
     names = known_names(prefix)
     if names is not None:
         _check_name(env_id, names)
+
+
+def _lacking(what: str, package: str, extra: str) -> str:
+    return (
+        f"{what} needs the package {package}, which is not installed; install it with "
+        f"uv sync --extra {extra} or pip install '.[{extra}]'"
+    )
 
 
 def _check_name(env_id: str, names: list[str]) -> None:
@@ -124,7 +128,10 @@ def write_names(prefix: str) -> None:
 
 
 def _adapter(prefix: str) -> Any:
-    return importlib.import_module(f"{__name__}.{LIBRARIES[prefix].adapter}")
+    try:
+        return importlib.import_module(f"{__name__}.{LIBRARIES[prefix].adapter}")
+    except ModuleNotFoundError as error:  # of the library, or of what it imports in turn
+        raise ConfigError(_lacking(prefix, str(error.name), prefix)) from error
 
 
 def _from_library(prefix: str, name: str) -> Callable[..., JaxEnv]:
