@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,6 @@ from tests.own_commands import refuses, spmdrl, succeeds
 
 PROJECT = ROOT / "tests" / "own_project"
 PLAIN = "from spmdrl.config import Config\nconfig = Config()\n"
-wrap_exists = "wrap" in {field.name for field in fields(EnvConfig)}
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +297,9 @@ def env(env_id: str, backend: str = "gymnasium", **more) -> EnvConfig:
         (env("gymnax:CartPole-v1", "jax"), False),
         (env("mine:Env", "jax"), True),
         (env("gymnax:evil:Env", "jax"), True),
+        (env("evil:gymnax:Env", "jax"), True),
+        (env("gymnax.evil:Env", "jax"), True),
+        (env("evil:gymnax:Env", "gymnasium"), True),
     ],
     ids=lambda value: f"{value.backend} {value.id}" if isinstance(value, EnvConfig) else None,
 )
@@ -305,7 +307,6 @@ def test_which_environments_need_code_of_the_users(config, needed):
     assert needs_own_code(config) is needed
 
 
-@pytest.mark.skipif(not wrap_exists, reason="there is no env.wrap yet")
 @pytest.mark.parametrize("wrap", ["a:f, b:g", ("a:f", "b:g")])
 def test_wrappers_are_code_of_the_users(wrap):
     config = env("CartPole-v1", wrap=wrap)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -31,9 +30,7 @@ def test_every_block_of_python_on_the_page_is_a_file():
     assert PAGE.count("```python\n") == len(BLOCKS) == 7
 
 
-wrap_exists = "wrap" in {field.name for field in fields(EnvConfig)}
-LATER = () if wrap_exists else ("my_wrapped.py", "my_vector.py")
-CONFIGS = [name for name, text in BLOCKS.items() if "\nconfig = " in text and name not in LATER]
+CONFIGS = [name for name, text in BLOCKS.items() if "\nconfig = " in text]
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "my_config.py"])

@@ -272,8 +272,11 @@ class WorkerProcesses:
         return f"in {whereabouts(task, index, step)}"
 
 
-def advice(arrays: Arrays, workers: int, num_envs: int) -> str:
-    """What to say after some steps, where more workers would help; else nothing."""
+def advice(arrays: Arrays, workers: int, num_envs: int, batches: int = 1) -> str:
+    """What to say after some steps, where more workers would help; else nothing.
+
+    `workers` and `num_envs` are those of one of the `batches` that share `env.workers`.
+    """
     clock, computing, steps = (float(x) for x in arrays["busy"].sum(axis=0))
     enough = steps >= 20 * workers and workers < num_envs
     if not enough or computing > 0.25 * clock or clock / steps < 1e-3:
@@ -281,5 +284,5 @@ def advice(arrays: Arrays, workers: int, num_envs: int) -> str:
     waiting, step_ms = 1 - computing / clock, 1000 * clock / steps
     return (
         f"the environments wait in {waiting:.0%} of the {step_ms:.1f} ms of a worker's step; "
-        f"more workers would help, up to --env.workers {num_envs}"
+        f"more workers would help, up to --env.workers {num_envs * batches}"
     )
