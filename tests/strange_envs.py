@@ -11,7 +11,7 @@ import gymnasium as gym
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Counts", "Dies", "Hangs", "JaxDies", "JaxRaises", "Overflows", "Raises"]
+__all__ = ["Counts", "Dies", "Hangs", "JaxDies", "JaxRaises", "Overflows", "Raises", "Waits"]
 
 
 class Counts(gym.Env):
@@ -50,6 +50,13 @@ class Dies(Counts):
 class Hangs(Counts):
     def misbehave(self) -> None:
         time.sleep(600)
+
+
+class Waits(Counts):
+    """For a network, say."""
+
+    def misbehave(self) -> None:
+        time.sleep(0.003)
 
 
 class Overflows(Counts):

@@ -12,18 +12,16 @@ from spmdrl.runtime.consent import Consent, bring_code
 from spmdrl.runtime.provenance import Code, Source
 from tests.children import CARTPOLE, ROOT
 from tests.own_commands import succeeds
+from tests.pages import python_blocks, written
 
 PAGE = (ROOT / "docs" / "own_environment.md").read_text()
-BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+BLOCKS = python_blocks(PAGE)
 SMALL = ("--total-steps", 256, "--env.num-envs", 4, "--algo.num-steps", 32, "--log.panel", "off")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    for name, text in BLOCKS.items():
-        (folder / name).write_text(text)
-    return folder
+    return written(BLOCKS, tmp_path_factory.mktemp("page"))
 
 
 def test_every_block_of_python_on_the_page_is_a_file():

@@ -14,7 +14,8 @@ from spmdrl.envs.base import EnvBatch
 from spmdrl.envs.families import family_of
 from spmdrl.envs.jax_libraries import LIBRARIES, split_id
 from spmdrl.envs.leaves import leaf_spaces
-from spmdrl.envs.making import arguments, find_entry
+from spmdrl.envs.making import Entry, arguments, find_entry, make_one
+from spmdrl.envs.origin import wrapper_names
 from spmdrl.envs.view import ViewedBatch
 
 __all__ = ["Facts", "facts_of"]
@@ -69,14 +70,26 @@ def _of_envpool(env: EnvConfig) -> tuple[str, int | None, dict[str, Any]]:
 
 def _of_gymnasium(env: EnvConfig) -> tuple[str, int | None, dict[str, Any]]:
     entry = find_entry(env.id)
+    limit = None if entry.is_vector else _limit_in_wrappers(env, entry)
     if not entry.is_registered:
-        return "your own", None, _without_count(arguments(entry.create))
+        return "your own", limit, _without_count(arguments(entry.create))
     spec = gym.spec(split_id(env.id)[1])
     point = spec.entry_point or spec.vector_entry_point
     maker = gym.envs.registration.load_env_creator(point) if isinstance(point, str) else point
-    limit = env.options.get("max_episode_steps", spec.max_episode_steps)
     taken = {} if maker is None else _without_count(arguments(maker))
     return f"registered, {_module_of(maker)}", limit, taken | dict(spec.kwargs)
+
+
+def _limit_in_wrappers(env: EnvConfig, entry: Entry) -> int | None:
+    """The least of them; one environment is made for it."""
+    made: Any = make_one(entry, env.options, wrapper_names(env.wrap), checked=False)
+    limits, inner = [], made
+    while isinstance(inner, gym.Wrapper):
+        if isinstance(inner, gym.wrappers.TimeLimit):
+            limits.append(inner._max_episode_steps)
+        inner = inner.env
+    made.close()
+    return min(limits, default=None)
 
 
 def _of_jax(env: EnvConfig, made: Any) -> tuple[str, int | None, dict[str, Any]]:
