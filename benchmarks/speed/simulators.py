@@ -4,8 +4,8 @@
 
 Two questions. An environment that does nothing: how long does one step of 32 of them take with our
 worker processes, and with Gymnasium's AsyncVectorEnv? An environment that sleeps for 10 ms: how
-much of the ideal rate, 32 steps every 10 ms, do real training runs collect, with one worker for each
-environment, on one and on two ranks? Writes benchmarks/results/simulators.json and .md.
+much of the ideal rate, 32 steps every 10 ms, do real training runs collect, with one worker for
+each environment, on one and on two ranks? Writes benchmarks/results/simulators.json and .md.
 """
 
 from __future__ import annotations
