@@ -17,8 +17,8 @@ from spmdrl.nets import make_policy
 from spmdrl.nets.describe import describe
 from tests import compiled_step
 
-# Two or three of each family, besides those of test_envs. Not of ViZDoom, whose game crashes in some
-# of its starts; the census (`python -m benchmarks.environments`) tries it.
+# Two or three of each family, besides those of test_envs. Not of ViZDoom, whose game crashes in
+# some of its starts; the census (`python -m benchmarks.environments`) tries it.
 SAMPLE = [
     "Acrobot-v1", "MountainCarContinuous-v0", "CarRacing-v3", "BipedalWalker-v3", "Taxi-v3",
     "Blackjack-v1", "Breakout-v5", "Hopper-v4", "HalfCheetah-v5", "CheetahRun-v1",

@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["Idle", "Sleepy"]
 
 
-class Idle(gym.Env[np.ndarray, int]):
+class Idle(gym.Env[np.ndarray, np.int64]):
     """Answers at once; an episode has 200 steps."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -28,7 +28,7 @@ class Idle(gym.Env[np.ndarray, int]):
         self.time = 0
         return self.seen, {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if self.seconds:
             time.sleep(self.seconds)
         self.time += 1
