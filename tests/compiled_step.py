@@ -1,4 +1,4 @@
-"""Compares envpool's compiled step with its Python step: `python tests/compiled_step.py ID`.
+"""Compares envpool's compiled step with its Python step: `python tests/compiled_step.py ID ...`.
 
 Run it in a process of its own where a mistake would corrupt memory.
 """
@@ -64,5 +64,6 @@ def check(env_id: str) -> None:
 
 
 if __name__ == "__main__":
-    check(sys.argv[1])
-    print("equal")
+    for env_id in sys.argv[1:]:
+        check(env_id)
+        print("equal", env_id, flush=True)

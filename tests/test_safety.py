@@ -87,7 +87,7 @@ def test_ranks_that_ended_with_a_reported_hang_were_not_killed(tmp_path, dead_pi
 
 def test_every_host_reports_a_hang_once(tmp_path, monkeypatch):
     """What the other host said is lost when the link between them is what broke."""
-    told = []
+    told: list[bool] = []
     for host in ("n1", "n1", "n2", "n2"):
         monkeypatch.setattr("socket.gethostname", lambda host=host: host)
         told.append(Watchdog(len(told), 4, tmp_path)._first_to_tell())

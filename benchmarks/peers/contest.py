@@ -65,6 +65,18 @@ CASES = [
         Entry("SB3", 1, 1, goal=12),
         Entry("gymnax reference", 8, 2, goal=1),
     )),
+    Case("CartPole in JAX 8", "cartpole_jax", CARTPOLE, (
+        Entry(US, 200, 3),
+        Entry("gymnax reference", 200, 3, goal=1.0),
+    )),
+    Case("CartPole in JAX 64", "cartpole_jax", replace(CARTPOLE, envs=64), (
+        Entry(US, 100, 3),
+        Entry("gymnax reference", 100, 3, goal=1.5),
+    )),
+    Case("CartPole in JAX 1024", "cartpole_jax", replace(CARTPOLE, envs=1024), (
+        Entry(US, 8, 2),
+        Entry("gymnax reference", 8, 2, goal=2.0),
+    )),
     Case("Pong 8", "pong", replace(CARTPOLE, env="Pong-v5", clip=0.1), (
         Entry(US, 3, 1),
         Entry("torch reference", 3, 1, goal=1.3),
