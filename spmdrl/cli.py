@@ -10,6 +10,7 @@ import difflib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ COMMANDS = {
     "doctor": "check this installation and suggest fixes",
     "train": "train, or resume the run in --run-dir",
     "runs": "list runs: steps, return, running or how they ended",
+    "envs": "describe an environment, or list ids",
     "evaluate": "play episodes with a trained policy; returns and video",
     "plot": "learning curves of runs, with a band over seeds, as a picture or a page",
     "report": "one page about a run or a group: curves, time, config, evaluation, video",
@@ -124,8 +126,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"there is no command {name!r}; {_nearest(name)}")
-    command: Main = importlib.import_module(f"spmdrl.{name}").main
-    return command(rest)
+    return command_of(name)(rest)
+
+
+def command_of(name: str) -> Main:
+    """A module's `main`; that of a package is where `python -m` finds it, too."""
+    spec = importlib.util.find_spec(f"spmdrl.{name}")
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    module = importlib.import_module(f"spmdrl.{name}.__main__" if is_package else f"spmdrl.{name}")
+    found: Main = module.main
+    return found
 
 
 def overview() -> str:

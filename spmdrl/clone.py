@@ -34,6 +34,7 @@ from spmdrl.runtime.hints import suggested
 from spmdrl.runtime.logger import Logger
 from spmdrl.runtime.provenance import Code, code_from_json
 from spmdrl.runtime.rundir import CLONE_MARK, close_run, open_run, write_status
+from spmdrl.runtime.spaces import write_spaces
 from spmdrl.runtime.validate import validate
 from spmdrl.runtime.watchdog import Watchdog, report_fault
 
@@ -255,6 +256,7 @@ def run(recording: Recording, config: Config, options: Options, code: Code | Non
     total = options.epochs * recording.num_steps
     about = asdict(options) | {"data_sha256": recording.fingerprint, "total_steps": total}
     write_json(place.path / CLONE_MARK, about)
+    write_spaces(place.path, recording.spec())
     write_status(place.path, "running")
     watchdog = Watchdog(0, 1, place.path / ".heartbeat").start()
     logger = Logger(config, place.path, place.run_id, EpochLines(options.epochs))

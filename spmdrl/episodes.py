@@ -107,7 +107,10 @@ def describe_spec(spec: EnvSpec) -> dict[str, Any]:
             "start": np.asarray(action.start).tolist(),
             "low": bounds(action.low),
             "high": bounds(action.high),
+            "joint": list(action.joint),
+            "env_shape": None if action.env_shape is None else list(action.env_shape),
         },
+        "left_out": list(spec.left_out),
     }
 
 
@@ -152,7 +155,8 @@ class Recording:
         def bounds(values: list[float | None] | None, missing: float) -> np.ndarray | None:
             if values is None:
                 return None
-            return np.array([missing if x is None else x for x in values]).reshape(shape)
+            numbers = [missing if x is None else x for x in values]
+            return np.array(numbers, action["dtype"]).reshape(shape)
 
         space = ActionSpace(
             action["kind"],
@@ -162,6 +166,8 @@ class Recording:
             start=np.asarray(action["start"]),
             low=bounds(action["low"], -np.inf),
             high=bounds(action["high"], np.inf),
+            joint=tuple(action.get("joint", ())),  # not in older recordings
+            env_shape=None if action.get("env_shape") is None else tuple(action["env_shape"]),
         )
 
         def part(saved: dict[str, Any]) -> ObsPart:
@@ -172,7 +178,8 @@ class Recording:
 
         obs = self.index["spaces"]["obs"]
         parts = {name: part(saved) for name, saved in obs.get("parts", {}).items()}
-        return EnvSpec(parts or part(obs), space)
+        left_out = tuple(self.index["spaces"].get("left_out", ()))
+        return EnvSpec(parts or part(obs), space, left_out)
 
     def arrays(self, episode: Episode) -> dict[str, np.ndarray]:
         """The arrays of an episode, mapped: what is not touched is not read."""

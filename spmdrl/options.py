@@ -133,5 +133,6 @@ def given_words(argv: Sequence[str] | None) -> list[str]:
 
 def _program(command: str) -> str:
     """As the user has typed it."""
-    by_script = Path(sys.argv[0]).stem in ("spmdrl", "__main__")
+    started = Path(sys.argv[0])
+    by_script = started.stem == "spmdrl" or started.parts[-2:] == ("spmdrl", "__main__.py")
     return f"spmdrl {command}" if by_script else f"python -m spmdrl.{command}"

@@ -17,6 +17,8 @@ from spmdrl.nets import make_policy
 from spmdrl.nets.moments import variance
 from spmdrl.nets.policy import variables_of
 from spmdrl.runtime.models import find_checkpoint, load_model
+from spmdrl.runtime.spaces import to_plain
+from spmdrl.types import ActionSpace, EnvSpec, ObsPart
 from tests.children import succeed
 
 CONFIG = Config(
@@ -143,6 +145,40 @@ def test_the_other_tools_take_it_for_a_run(cloned, data, capsys):
         "finished", 8 * data.num_steps, 8 * data.num_steps,
     )  # fmt: skip
     assert info.episode_return == before["return_mean"]
+
+
+def test_a_clone_is_loaded_without_its_environment(cloned, data, monkeypatch):
+    import spmdrl
+
+    monkeypatch.setattr("spmdrl.envs.make_env", None)
+    policy = spmdrl.load(cloned)
+    arrays = data.arrays(data.episodes[0])
+    agreed = np.mean(policy(np.array(arrays["obs"])) == arrays["action"])
+    assert agreed >= 0.9
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        ActionSpace("discrete", (), np.dtype(np.int64), (6,), 0, joint=(2, 3), env_shape=(2,)),
+        ActionSpace("multi_discrete", (4,), np.dtype(np.int32), (2,) * 4, 1, env_shape=(2, 2)),
+        ActionSpace("box", (2,), np.dtype(np.float32), low=np.array([-np.inf, -0.3], np.float32),
+                    high=np.array([0.1, np.inf], np.float32)),
+    ],
+    ids=lambda action: action.kind,
+)  # fmt: skip
+def test_a_recording_has_all_of_the_spaces(action, data, monkeypatch):
+    """Else a clone would act in another way than its environment takes."""
+    parts = {
+        "image": ObsPart((7, 7, 3), np.dtype(np.uint8), "ids", (11, 6, 4)),
+        "vector": ObsPart((3,), np.dtype(np.float32)),
+    }
+    spec = EnvSpec(parts, action, left_out=("mission",))
+    saved = json.loads(json.dumps(describe_spec(spec)))
+    monkeypatch.setitem(data.index, "spaces", saved)
+    assert to_plain(data.spec()) == to_plain(replace(spec, action=replace(
+        action, start=np.asarray(action.start)
+    )))  # fmt: skip
 
 
 def test_bad_input(folder, data, cloned, tmp_path, capsys):

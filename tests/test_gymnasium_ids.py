@@ -15,7 +15,8 @@ from spmdrl.config import ConfigError, own_code
 from spmdrl.envs.base import env_seeds
 from spmdrl.envs.hosts import Task, make_host
 from spmdrl.envs.leaves import leaf_spaces, leaf_values, nested
-from spmdrl.envs.making import find_entry, wrapper_names
+from spmdrl.envs.making import find_entry
+from spmdrl.envs.origin import wrapper_names
 from spmdrl.envs.shared_block import batch_layout, plain
 from spmdrl.envs.space_json import space_from_json, space_to_json
 from tests.children import CARTPOLE, ROOT, clean_environment, train_command

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spmdrl.config import EnvConfig
+import spmdrl
+from spmdrl.algos import Ppo
+from spmdrl.config import Config, EnvConfig
 from spmdrl.envs.base import env_seeds
 from spmdrl.envs.errors import EnvError
 from spmdrl.envs.gymnasium_backend import GymnasiumBatch, split_evenly, worker_count
@@ -277,3 +279,14 @@ def test_more_workers_are_advised_where_environments_wait():
     assert not advice(busy(1.0, 0.9, 25), workers=2, num_envs=32)
     assert not advice(busy(1.0, 0.02, 5), workers=2, num_envs=32)
     assert not advice(busy(0.001, 0.0, 25), workers=2, num_envs=32)
+    assert "--env.workers 64" in advice(waiting, workers=2, num_envs=32, batches=2)
+
+
+@pytest.mark.parametrize("workers", [2, 16])
+def test_a_run_says_once_that_more_workers_would_help(workers, tmp_path):
+    env = EnvConfig("tests.strange_envs:Waits", 16, backend="gymnasium", workers=workers)
+    algo = Ppo(num_steps=16, epochs=1)
+    config = Config(run_dir=str(tmp_path / "run"), total_steps=4 * 16 * 16, env=env, algo=algo)
+    result = spmdrl.train(config)
+    said = (result.run_dir / "log.txt").read_text()
+    assert said.count("more workers would help, up to --env.workers 16") == (workers == 2)

@@ -25,6 +25,7 @@ COMMANDS = {
     "train", "evaluate", "record", "clone", "plot", "report", "runs", "doctor", "sweep", "verify",
     "tune", "slurm", "__main__",
 }  # fmt: skip
+PACKAGES = {"envs"}  # whose __main__ is a command of their name
 
 
 def modules() -> dict[str, Path]:
@@ -65,7 +66,8 @@ def own_imports(file: Path) -> set[str]:
 
 
 def layer(module: str) -> str:
-    return module.partition(".")[0]
+    """What `python -m` executes of a package stands where the commands do."""
+    return "__main__" if module.endswith(".__main__") else module.partition(".")[0]
 
 
 def below(name: str) -> set[str]:
@@ -83,7 +85,8 @@ def test_every_package_has_its_row():
 def test_every_command_is_behind_the_front_door():
     from spmdrl import cli
 
-    assert set(cli.COMMANDS) == COMMANDS - {"__main__"}
+    assert set(cli.COMMANDS) == (COMMANDS - {"__main__"}) | PACKAGES
+    assert all(f"{name}.__main__" in MODULES for name in PACKAGES)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -114,7 +117,7 @@ LIGHT = [
     "runtime.watchdog", "runtime.signals", "runtime.checkpoint", "runtime.files", "runtime.models",
     "runtime.evaluation", "acting.player", "envs.ids", "episodes", "cli", "options", "train",
     "evaluate", "plot", "report", "runs", "record", "clone", "doctor", "sweep", "verify", "tune",
-    "slurm",
+    "slurm", "envs.__main__", "envs.origin", "runtime.env_sheet",
 ]  # fmt: skip
 
 

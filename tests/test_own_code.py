@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,12 +25,11 @@ from spmdrl.runtime.provenance import (
     read_code,
 )
 from spmdrl.runtime.rundir import open_run
-from tests.children import CARTPOLE, ROOT
+from tests.children import CARTPOLE, ROOT, python
 from tests.own_commands import refuses, spmdrl, succeeds
 
 PROJECT = ROOT / "tests" / "own_project"
 PLAIN = "from spmdrl.config import Config\nconfig = Config()\n"
-wrap_exists = "wrap" in {field.name for field in fields(EnvConfig)}
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +210,25 @@ def test_a_recording_carries_the_code_on_to_its_clone(recorded, elsewhere, mark)
     succeeds("evaluate", "clone", "--trust", "--episodes", 2, cwd=elsewhere)
 
 
+def test_a_script_loads_a_policy_without_the_code_or_asks_for_it(
+    trained, project, elsewhere, mark, tmp_path
+):
+    script = tmp_path / "script.py"
+    script.write_text("import sys, spmdrl\nspmdrl.load(sys.argv[1], **eval(sys.argv[2]))\n")
+    around = {"OWN_PROJECT_MARK": str(mark), "PYTHONPATH": str(ROOT)}
+    assert python(script, trained[0], {}, **around).returncode == 0
+    assert not mark.exists(), "spaces.json says it all"
+    run = copied(trained[0], tmp_path / "run")
+    (run / "spaces.json").unlink()
+    refused = python(script, run, {}, **around)
+    assert refused.stderr.rstrip().endswith(
+        f"from '{project / 'config.py'}'; to execute that code: spmdrl.load('{run}', trust=True)"
+    )
+    assert not mark.exists()
+    assert python(script, run, {"trust": True}, **around).returncode == 0
+    assert mark.exists()
+
+
 @pytest.mark.slow
 def test_workers_of_a_recording_all_know_the_environment(recorded, elsewhere):
     words = ("run", "--out", "data2", "--episodes", 3, "--num-envs", 2, "--nprocs", 2)
@@ -233,6 +251,21 @@ def test_a_stranger_cannot_make_us_import_a_module(trained, project, tmp_path, m
     assert not mark.exists()
     line = refuses("evaluate", ".", "--config", CARTPOLE, **inside)
     assert "uses 'evil:Env-v0', which" in line
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("env_id", ["gymnax:evil:Env", "evil:gymnax:Env", "gymnax.evil:Env"])
+def test_the_name_of_a_library_in_an_id_is_no_way_around_consent(env_id, tmp_path, mark):
+    """Each file lies where that id would be imported from."""
+    for module in ("gymnax:evil", "evil:gymnax", "evil", "gymnax/evil"):
+        file = tmp_path / f"{module}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text((PROJECT / "myenv.py").read_text())
+    config = Config(env=env(env_id, "jax"), run_dir=str(tmp_path / "run"))
+    open_run(config, None)
+    (tmp_path / "run" / "checkpoints" / "update-00000001").mkdir(parents=True)
+    line = refuses("evaluate", "run", cwd=tmp_path, OWN_PROJECT_MARK=str(mark))
+    assert f"uses the environment '{env_id}'; to import that code" in line
     assert not mark.exists()
 
 
@@ -299,6 +332,9 @@ def env(env_id: str, backend: str = "gymnasium", **more) -> EnvConfig:
         (env("gymnax:CartPole-v1", "jax"), False),
         (env("mine:Env", "jax"), True),
         (env("gymnax:evil:Env", "jax"), True),
+        (env("evil:gymnax:Env", "jax"), True),
+        (env("gymnax.evil:Env", "jax"), True),
+        (env("evil:gymnax:Env", "gymnasium"), True),
     ],
     ids=lambda value: f"{value.backend} {value.id}" if isinstance(value, EnvConfig) else None,
 )
@@ -306,7 +342,6 @@ def test_which_environments_need_code_of_the_users(config, needed):
     assert needs_own_code(config) is needed
 
 
-@pytest.mark.skipif(not wrap_exists, reason="there is no env.wrap yet")
 @pytest.mark.parametrize("wrap", ["a:f, b:g", ("a:f", "b:g")])
 def test_wrappers_are_code_of_the_users(wrap):
     config = env("CartPole-v1", wrap=wrap)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,27 +12,23 @@ from spmdrl.runtime.consent import Consent, bring_code
 from spmdrl.runtime.provenance import Code, Source
 from tests.children import CARTPOLE, ROOT
 from tests.own_commands import succeeds
+from tests.pages import python_blocks, written
 
 PAGE = (ROOT / "docs" / "own_environment.md").read_text()
-BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
+BLOCKS = python_blocks(PAGE)
 SMALL = ("--total-steps", 256, "--env.num-envs", 4, "--algo.num-steps", 32, "--log.panel", "off")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    for name, text in BLOCKS.items():
-        (folder / name).write_text(text)
-    return folder
+    return written(BLOCKS, tmp_path_factory.mktemp("page"))
 
 
 def test_every_block_of_python_on_the_page_is_a_file():
     assert PAGE.count("```python\n") == len(BLOCKS) == 7
 
 
-wrap_exists = "wrap" in {field.name for field in fields(EnvConfig)}
-LATER = () if wrap_exists else ("my_wrapped.py", "my_vector.py")
-CONFIGS = [name for name, text in BLOCKS.items() if "\nconfig = " in text and name not in LATER]
+CONFIGS = [name for name, text in BLOCKS.items() if "\nconfig = " in text]
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "my_config.py"])

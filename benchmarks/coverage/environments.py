@@ -1,20 +1,19 @@
 """Make and step every environment, train two updates on some of each family, and write the table.
 
     python -m benchmarks.environments              # every id of envpool: about an hour
-    python -m benchmarks.environments --sample 2   # two ids of each family: a few minutes
+    python -m benchmarks.environments --sample 2   # two ids of each family: half an hour
 
 Ids are made and stepped in a child process, which may crash or hang: then a new one continues with
 the next id. The compiled step is compared with the plain one, bit for bit. The command can be
-stopped and started again; ids that were looked at stay so. Writes results/environments.json and
-.md, and the table of docs/environments.md.
+stopped and started again; ids that were looked at stay so. Some ids of Gymnasium and of each JAX
+library are looked at and trained on as well; one that is not installed has that in its row. Writes
+results/environments.json and .md, and the tables of docs/environments.md.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,78 +25,49 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.lib.common import RESULTS, ROOT, arguments, machine, made_by, save, table
+from spmdrl.envs.child import ANSWER_S, Child
 from spmdrl.envs.families import FAMILIES, Family
 
-__all__ = ["Child", "look_at", "page", "sampled", "verdict"]
+__all__ = ["OTHERS", "look_at", "others_page", "page", "sampled", "verdict"]
 
-ANSWER_S = 180.0  # an id that takes longer hangs
 STORE = RESULTS / "environments.json"
-BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 PAGE = ROOT / "docs" / "environments.md"
+LONGEST_S = 900.0  # of two updates; some JAX libraries compile for minutes
+
+SEEN = "networks see "  # in the log of a run
 
 Found = dict[str, Any]  # a Checkup, or {"id", "crashed"}
 
-
-class Child:
-    """A process that looks at one environment after the other."""
-
-    def __init__(self) -> None:
-        words = [sys.executable, "-m", "spmdrl.envs.checkup"]
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, cwd=ROOT
-        )
-
-    def ask(self, wanted: dict[str, Any]) -> Found:
-        """The answer, or how the process ended or hung instead."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
-        self._process.stdin.flush()
-        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_S)
-        line = self._process.stdout.readline() if ready else b""
-        if line:
-            return json.loads(line)
-        self._process.kill()
-        code = self._process.wait()
-        how = "hangs" if not ready else ended_by(code, self._last_words())
-        return {"id": wanted["id"], "crashed": how}
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def _last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1][:200] if lines else ""
-
-    def close(self) -> None:
-        if self.alive:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream is not None:
-                stream.close()
-
-
-def ended_by(code: int, last_words: str) -> str:
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}"
-    return f"exit code {code}: {last_words}"
+# Of what is not in envpool: library, backend, ids.
+OTHERS = (
+    ("Gymnasium", "gymnasium", ("CartPole-v1", "FrozenLake-v1", "HalfCheetah-v5")),
+    ("gymnax", "jax", ("gymnax:CartPole-v1", "gymnax:Breakout-MinAtar")),
+    ("brax", "jax", ("brax:inverted_pendulum", "brax:ant")),
+    ("playground", "jax", ("playground:CartpoleBalance",)),
+    ("craftax", "jax", ("craftax:Craftax-Classic-Symbolic-v1", "craftax:Craftax-Symbolic-v1")),
+    ("jumanji", "jax", ("jumanji:Game2048-v1", "jumanji:Snake-v1")),
+    ("navix", "jax", ("navix:Navix-Empty-8x8-v0",)),
+    ("xminigrid", "jax", ("xminigrid:MiniGrid-Empty-8x8",)),
+)
 
 
 def look_at(wanted: Sequence[dict[str, Any]]) -> Iterator[Found]:
     """One answer for each, in order; a new process after each one that died."""
-    child = Child()
+    child = Child("spmdrl.envs.checkup")
     try:
         for one in wanted:
             if not child.alive:
                 child.close()
-                child = Child()
-            yield child.ask(one)
+                child = Child("spmdrl.envs.checkup")
+            said = child.ask(one, LONGEST_S if "backend" in one else ANSWER_S)
+            yield {"id": one["id"]} | as_crash(said)
     finally:
         child.close()
+
+
+def as_crash(said: Found) -> Found:
+    """An environment that raises is as bad as one that dies."""
+    return {"crashed": said["fault"]} if "fault" in said else said
 
 
 # ---------------------------------------------------------------------------------------------
@@ -122,10 +92,13 @@ def train(env_id: str, backend: str, flags: Sequence[str] = ()) -> Trained:
             "--env.backend", backend, "--env.num-envs", "4", "--algo.num-steps", "16",
             "--algo.epochs", "1", "--total-steps", "128", "--run-dir", f"{folder}/run", *flags,
         ]  # fmt: skip
-        done = subprocess.run(
-            words, cwd=folder, capture_output=True, text=True, timeout=900, check=False,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                words, cwd=folder, capture_output=True, text=True, timeout=LONGEST_S, check=False,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Trained(env_id, backend, -1, f"no two updates in {LONGEST_S:.0f} s")
     return Trained(env_id, backend, done.returncode, telling_line(done))
 
 
@@ -133,8 +106,8 @@ def telling_line(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         return lines[-1] if lines else "no words"
-    seen = [line for line in done.stdout.splitlines() if " -> " in line]
-    return seen[0].strip() if seen else ""
+    seen = [line for line in done.stdout.splitlines() if SEEN in line]
+    return seen[0].partition(SEEN)[2].strip() if seen else ""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -162,16 +135,39 @@ def page(looks: dict[str, Found], trained: Sequence[Trained]) -> str:
         found = [looks[i] for i in family.ids() if i in looks]
         counts = [sum(verdict(f) == kind for f in found) for kind in ("sound", "refused", "wrong")]
         crashed = sum(verdict(f) == "crash" for f in found)
-        runs = [t for t in trained if t.id in set(family.ids())]
-        rows.append([family.name, *map(str, (len(found), *counts, crashed)), told(runs)])
+        runs = [t for t in trained if t.backend == "envpool" and t.id in set(family.ids())]
+        numbers = (len(found), *counts, crashed)
+        rows.append([family.name, *map(str, numbers), told(runs, looks)])
     total = [str(sum(int(row[i]) for row in rows)) for i in range(1, 6)]
     rows.append(["**all**", *total, ""])
     header = ("family", "ids looked at", "sound", "refused", "wrong", "crash", "two updates")
     return table(header, rows)
 
 
-def told(runs: Sequence[Trained]) -> str:
-    return "<br>".join(f"{'trains' if t.code == 0 else 'no'}: {t.id}: {t.line}" for t in runs)
+def told(runs: Sequence[Trained], looks: dict[str, Found]) -> str:
+    return "<br>".join(f"{t.id}: {'<br>'.join(outcome(t, looks.get(t.id, {})))}" for t in runs)
+
+
+def outcome(run: Trained, look: Found) -> tuple[str, ...]:
+    """Whether two updates were made; then what networks see and what is chosen, or why not."""
+    if run.code:
+        return (f"no: {run.line.removeprefix('spmdrl: ')}",)
+    kind = look.get("action")
+    return ("trains", run.line, *([f"action: {kind}"] if kind else []))
+
+
+def others_page(looks: dict[str, Found], trained: Sequence[Trained]) -> str:
+    """A row for each id that is not envpool's; `looks` by backend and id."""
+    runs = {(t.backend, t.id): t for t in trained}
+    rows = []
+    for library, backend, ids in OTHERS:
+        for env_id in ids:
+            look, run = looks.get(f"{backend} {env_id}", {}), runs.get((backend, env_id))
+            words = outcome(run, look) if run else ("not tried",)
+            cells = [words[0], look.get("observation", ""), look.get("action", "")]
+            rows.append([library, f"`{env_id}`", *cells, words[1] if len(words) > 1 else ""])
+    header = ("library", "id", "two updates", "observation", "action", "networks see")
+    return table(header, rows)
 
 
 def reasons(looks: dict[str, Found]) -> str:
@@ -193,45 +189,66 @@ def main() -> None:
     args = parser.parse_args()
     console = Console()
     store = {} if args.restart or not STORE.exists() else json.loads(STORE.read_text())
-    looks: dict[str, Found] = store.get("looks", {})
     for family in FAMILIES:
-        fill(family, looks, args.sample, console)
-    trained = [] if args.no_training else [Trained(**t) for t in store.get("trained", [])]
+        fill(family, store, args.sample, console)
+    trained = [Trained(**t) for t in store.get("trained", [])]
     if not args.no_training:
-        trained = train_samples(trained, console)
-    found = machine() | {"looks": looks, "trained": [vars(t) for t in trained]}
-    body = f"{page(looks, trained)}\n\n{reasons(looks)}"
-    save("environments", found, f"{made_by(found)}\n\n{body}\n")
-    write_into_page(body)
+        look_at_others(store, console)
+        train_samples(trained, store, console)
+    looks, others = store["looks"], store.get("others", {})
+    found = machine() | {"looks": looks, "others": others, "trained": [vars(t) for t in trained]}
+    families = f"{page(looks, trained)}\n\n{reasons(looks)}"
+    libraries = others_page(others, trained)
+    save("environments", found, f"{made_by(found)}\n\n{families}\n\n{libraries}\n")
+    write_into_page("families", families)
+    write_into_page("libraries", libraries)
 
 
-def fill(family: Family, looks: dict[str, Found], sample: int, console: Console) -> None:
+def fill(family: Family, store: dict[str, Any], sample: int, console: Console) -> None:
+    looks: dict[str, Found] = store.setdefault("looks", {})
     wanted = [i for i in sampled(family.ids(), sample) if i not in looks]
     for found in look_at([{"id": i} for i in wanted]):
         looks[found["id"]] = found
         if verdict(found) != "sound":
             console.print(f"{family.name}: {found['id']}: {verdict(found)}")
         if len(looks) % 20 == 0:
-            STORE.write_text(json.dumps({"looks": looks}))
+            keep(store)
 
 
-def train_samples(done: list[Trained], console: Console) -> list[Trained]:
-    have = {t.id for t in done}
-    for family in FAMILIES:
-        for env_id in family.samples:
-            if env_id not in have:
-                done.append(train(env_id, "envpool"))
-                console.print(f"{family.name}: {env_id}: exit code {done[-1].code}")
-    return done
+def look_at_others(store: dict[str, Any], console: Console) -> None:
+    looks: dict[str, Found] = store.setdefault("others", {})
+    for _, backend, ids in OTHERS:
+        wanted = [{"id": i, "backend": backend} for i in ids if f"{backend} {i}" not in looks]
+        for found in look_at(wanted):
+            looks[f"{backend} {found['id']}"] = found
+            console.print(f"{backend} {found['id']}: {verdict(found)}")
+        keep(store)
 
 
-def write_into_page(body: str) -> None:
-    if not PAGE.exists():
-        return
+def train_samples(done: list[Trained], store: dict[str, Any], console: Console) -> None:
+    have = {(t.backend, t.id) for t in done}
+    pool = [("envpool", env_id) for family in FAMILIES for env_id in family.samples]
+    others = [(backend, env_id) for _, backend, ids in OTHERS for env_id in ids]
+    for backend, env_id in [*pool, *others]:
+        if (backend, env_id) not in have:
+            done.append(train(env_id, backend))
+            console.print(f"{backend} {env_id}: exit code {done[-1].code}")
+            store["trained"] = [vars(t) for t in done]
+            keep(store)
+
+
+def keep(store: dict[str, Any]) -> None:
+    STORE.write_text(json.dumps(store))
+
+
+def write_into_page(name: str, body: str) -> None:
+    """Between the marks of that name, as far as the page has them."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     text = PAGE.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}")
+    head, found, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    if found:
+        PAGE.write_text(f"{head}{begin}\n\n{body}\n\n{end}{tail}")
 
 
 if __name__ == "__main__":

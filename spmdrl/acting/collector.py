@@ -93,6 +93,10 @@ class Collector:
         where = ", on the processor" if self._acts_elsewhere else ""
         return f"{self.actors[0].description}{where}"
 
+    def hint(self) -> str:
+        """What would make rollouts faster, or nothing."""
+        return next(filter(None, (actor.hint() for actor in self.actors)), "")
+
     @property
     def saves_envs(self) -> bool:
         """Whether `named_state` holds the environments too, so that nothing has to be replayed."""

@@ -79,6 +79,10 @@ class CompiledActor:
         self.env.send(action)
         return self.env.recv().obs
 
+    def hint(self) -> str:
+        """See `EnvBatch`."""
+        return self.env.hint()
+
     def close(self) -> None:
         self.env.close()
 

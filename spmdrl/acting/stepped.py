@@ -95,6 +95,10 @@ class SteppedActor:
         turns = ", in two groups that take turns" if len(self.groups) == 2 else ""
         return f"step by step from Python{turns}"
 
+    def hint(self) -> str:
+        """See `EnvBatch`."""
+        return next(filter(None, (group.env.hint() for group in self.groups)), "")
+
     def place(self, state: ActorState) -> None:
         self.state = jax.tree.map(np.asarray, state)
 

@@ -23,7 +23,7 @@ from spmdrl.config.rules import ConfigError, check_fields, fields_of, suggest
 from spmdrl.config.schema import Config
 from spmdrl.config.typed_words import as_typed, check_known
 
-__all__ = ["load", "read_file"]
+__all__ = ["load", "read_file", "with_flags"]
 
 
 def load(argv: Sequence[str]) -> Config:
@@ -37,6 +37,11 @@ def load(argv: Sequence[str]) -> Config:
             "the first argument must be a config file; for example: "
             "python -m spmdrl.train configs/cartpole.py"
         )
+    return with_flags(default, flags, f"python -m spmdrl.train {path or 'CONFIG.py'}")
+
+
+def with_flags(default: Config, flags: Sequence[str], prog: str) -> Config:
+    """The config, changed by the flags of a command that is called `prog`."""
     flags, options = take_options(flags, default.env.options)
     kinds = {f.name: f.type for f in fields_of(default) if not dataclasses.is_dataclass(f.value)}
     flags = as_typed(flags, kinds)
@@ -44,7 +49,6 @@ def load(argv: Sequence[str]) -> Config:
     check_known(flags, kinds, free=("--env.options",))
     import tyro  # not needed by those who only read a saved config
 
-    prog = f"python -m spmdrl.train {path or 'CONFIG.py'}"
     config = tyro.cli(Config, default=default, args=flags, prog=prog, registry=_shows_options())
     return dataclasses.replace(config, env=dataclasses.replace(config.env, options=options))
 

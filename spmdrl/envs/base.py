@@ -46,6 +46,14 @@ class EnvBatch(Protocol):
         """An RGB frame of the first environment."""
         ...
 
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action as one environment declares them."""
+        ...
+
+    def hint(self) -> str:
+        """After some steps: what would make them faster, or nothing."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -1,15 +1,14 @@
 """Whether an environment does what it declares: made, reset and stepped, and what was seen.
 
-    python -m spmdrl.envs.checkup < LINES
+    python -m spmdrl.envs.checkup
 
-reads one JSON object per line, the fields of an `EnvConfig`, and answers each with one line. It is
-meant to run in a process of its own: an environment can end the process that steps it.
+is a child process (see `child`) that is asked by the fields of an `EnvConfig`: an environment can
+end the process that steps it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from spmdrl.config import Config, ConfigError, EnvConfig
 from spmdrl.envs import make_env
+from spmdrl.envs.child import serve
 from spmdrl.types import ActionSpace, EnvSpec, Obs, TimeStep
 
 __all__ = ["Checkup", "check", "random_actions"]
@@ -174,14 +174,9 @@ def describe_action(space: ActionSpace) -> str:
     return f"{len(space.nvec)} x {max(space.nvec)} choices at most"
 
 
-def main() -> int:
-    for line in sys.stdin:
-        wanted = json.loads(line)
-        compiled = wanted.pop("compiled", True)
-        print(json.dumps(dataclasses.asdict(check(EnvConfig(**wanted), compiled=compiled))))
-        sys.stdout.flush()
-    return 0
+def _answer(wanted: dict[str, Any]) -> dict[str, Any]:
+    return dataclasses.asdict(check(EnvConfig(**wanted)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(_answer))

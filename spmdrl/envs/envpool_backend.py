@@ -70,6 +70,14 @@ class EnvpoolBatch:
         frames: Any = self.pool.render()
         return frames[0]
 
+    def spaces(self) -> tuple[Any, Any]:
+        with warnings.catch_warnings():  # as in `make_pool`
+            warnings.simplefilter("ignore")
+            return self.pool.observation_space, self.pool.action_space
+
+    def hint(self) -> str:
+        return ""
+
     def close(self) -> None:
         self.pool.close()
 

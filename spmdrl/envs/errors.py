@@ -11,6 +11,7 @@ from types import TracebackType
 __all__ = ["EnvError", "explain", "listed", "raised"]
 
 OURS = str(Path(__file__).parent)
+PACKAGE = str(Path(__file__).parents[1])
 STDLIB = sysconfig.get_path("stdlib")
 
 
@@ -42,7 +43,7 @@ def raised(who: str, error: BaseException) -> EnvError:
 def _of_the_environment(frames: TracebackType | None) -> TracebackType | None:
     """Without the frames before the environment's own code."""
     rest = frames
-    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(OURS):
+    while rest is not None and rest.tb_frame.f_code.co_filename.startswith(PACKAGE):
         rest = rest.tb_next
     return rest or frames
 

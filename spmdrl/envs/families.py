@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
+
+from spmdrl.envs.ids import envpool_families
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
@@ -15,7 +16,8 @@ class Family:
     samples: tuple[str, ...]
 
     def ids(self) -> list[str]:
-        return [env_id for env_id, module in _modules().items() if module == self.module]
+        known = sorted(envpool_families().items())
+        return [env_id for env_id, module in known if module == self.module]
 
 
 FAMILIES = (
@@ -40,13 +42,5 @@ FAMILIES = (
 
 
 def family_of(env_id: str) -> Family | None:
-    module = _modules().get(env_id)
+    module = envpool_families().get(env_id)
     return next((family for family in FAMILIES if family.module == module), None)
-
-
-@functools.cache
-def _modules() -> dict[str, str]:
-    """envpool's module of every id."""
-    from envpool.registration import registry
-
-    return {env_id: spec[0] for env_id, spec in sorted(registry.specs.items())}

@@ -16,8 +16,9 @@ from spmdrl.config import EnvConfig
 from spmdrl.envs import actions
 from spmdrl.envs.hosts import Task, make_host
 from spmdrl.envs.leaves import nested
-from spmdrl.envs.making import find_entry, wrapper_names
+from spmdrl.envs.making import find_entry
 from spmdrl.envs.observations import make_reader
+from spmdrl.envs.origin import wrapper_names
 from spmdrl.envs.shared_block import Arrays, Layout, batch_layout, obs_leaves, plain
 from spmdrl.envs.workers import WorkerProcesses, advice
 from spmdrl.parallel.topology import cores
@@ -53,7 +54,7 @@ class GymnasiumBatch:
         threads: int = 0,
         batches: int = 1,
     ):
-        self.num_envs = len(env_ids)
+        self.num_envs, self._batches = len(env_ids), batches
         self.needs_x64 = False
         self._steps = make_stepper(config, env_ids, seeds, threads, batches)
         try:
@@ -98,12 +99,14 @@ class GymnasiumBatch:
     def render(self) -> np.ndarray:
         return self._steps.render()
 
-    def close(self) -> None:
-        self._steps.close()
+    def spaces(self) -> tuple[Any, Any]:
+        return self._obs_space, self._steps.action_space
 
     def hint(self) -> str:
-        """After some steps: what would make them faster, or nothing."""
-        return advice(self._arrays, self._steps.count, self.num_envs)
+        return advice(self._arrays, self._steps.count, self.num_envs, self._batches)
+
+    def close(self) -> None:
+        self._steps.close()
 
     def _obs(self) -> Obs:
         """Copies: the next step writes into the same arrays."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from pathlib import Path
+from typing import Literal
 
 from spmdrl.config import ConfigError, EnvConfig, suggest
+from spmdrl.envs.jax_libraries import LIBRARIES, check_jax_id, listed_names, split_id
 
 __all__ = [
-    "check_id",
-    "envpool_families",
-    "envpool_ids",
-    "registered_families",
-    "write_envpool_ids",
-]
+    "Backend", "check_id", "envpool_families", "envpool_ids", "likely_backend", "listed_ids",
+    "registered_families", "write_envpool_ids",
+]  # fmt: skip
+
+Backend = Literal["envpool", "gymnasium", "jax"]
 
 IDS_FILE = Path(__file__).with_name("envpool_ids.txt")
 
@@ -30,11 +31,22 @@ def check_id(config: EnvConfig) -> None:
             "wrappers"
         )
     if config.backend == "jax":
-        from spmdrl.envs.jax_libraries import check_jax_id
-
         check_jax_id(config.id)
     else:
         _check_envpool(config.id)
+
+
+def listed_ids() -> list[str]:
+    """Every id of envpool and of the JAX libraries, whether they are installed or not."""
+    names = {library: listed_names(library)[1] for library in LIBRARIES}
+    return [*envpool_ids(), *(f"{library}:{name}" for library in names for name in names[library])]
+
+
+def likely_backend(env_id: str) -> Backend:
+    """Where nobody has named one: the first that may know the id."""
+    if split_id(env_id)[0] in LIBRARIES:
+        return "jax"
+    return "envpool" if env_id in envpool_families() else "gymnasium"
 
 
 def envpool_ids() -> list[str]:
@@ -74,15 +86,21 @@ def write_envpool_ids() -> None:
 
 def _check_envpool(env_id: str) -> None:
     ids = envpool_ids()
-    if env_id not in ids:
+    if env_id in ids:
+        return
+    if split_id(env_id)[0] in LIBRARIES:
         raise ConfigError(
-            f"env.id {env_id!r} is not an envpool environment{suggest(env_id, ids)} "
-            "(any other Gymnasium environment: --env.backend gymnasium)"
+            f"env.id {env_id!r} is not an envpool environment; write --env.backend jax for it"
         )
+    raise ConfigError(
+        f"env.id {env_id!r} is not an envpool environment{suggest(env_id, ids)} "
+        "(any other Gymnasium environment: --env.backend gymnasium)"
+    )
 
 
 def _check_gymnasium(config: EnvConfig) -> None:
-    from spmdrl.envs.making import find_entry, find_wrapper, wrapper_names
+    from spmdrl.envs.making import find_entry, find_wrapper
+    from spmdrl.envs.origin import wrapper_names
 
     find_entry(config.id)
     for name in wrapper_names(config.wrap):

@@ -75,6 +75,17 @@ class JaxBatch:
         state = jax.tree.map(lambda x: x[0], self._handle["state"])
         return self._stepper.simulator.render(state)
 
+    @property
+    def env(self) -> Any:
+        """The `JaxEnv` that all of them are."""
+        return self._stepper.simulator.env
+
+    def spaces(self) -> tuple[Any, Any]:
+        return self.env.observation_space, self.env.action_space
+
+    def hint(self) -> str:
+        return ""
+
     def close(self) -> None:
         """Nothing to end: there are only arrays."""
 

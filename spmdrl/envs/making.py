@@ -20,7 +20,7 @@ from spmdrl.config import ConfigError, suggest
 from spmdrl.envs.errors import explain
 
 __all__ = [
-    "Entry", "UnknownEnv", "find_entry", "find_wrapper", "make_one", "make_vector", "wrapper_names",
+    "Entry", "UnknownEnv", "arguments", "find_entry", "find_wrapper", "make_one", "make_vector",
 ]  # fmt: skip
 
 
@@ -89,10 +89,14 @@ def _makes_vectors(own: Callable[..., Any]) -> bool:
         return False
 
 
-def wrapper_names(wrap: str | Sequence[str]) -> tuple[str, ...]:
-    """One or several, separated by commas, or a tuple of them."""
-    names = wrap.split(",") if isinstance(wrap, str) else wrap
-    return tuple(name.strip() for name in names if name.strip())
+def arguments(made_by: Callable[..., Any]) -> dict[str, Any]:
+    """Names and defaults of what it takes; None for those without a default."""
+    try:
+        taken = inspect.signature(made_by).parameters.values()
+    except (TypeError, ValueError):  # of a callable that does not tell
+        return {}
+    named = (p for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return {p.name: None if p.default is p.empty else p.default for p in named}
 
 
 def find_wrapper(name: str) -> Callable[[Any], Any]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from spmdrl.config import EnvConfig
+from spmdrl.envs.jax_libraries import LIBRARIES, split_id
 
-__all__ = ["JAX_LIBRARIES", "named_code", "needs_own_code"]
-
-# Prefixes of ids that are no modules of the user's.
-JAX_LIBRARIES = frozenset(
-    {"brax", "craftax", "gymnax", "jumanji", "navix", "playground", "xminigrid"}
-)
+__all__ = ["named_code", "needs_own_code", "wrapper_names"]
 
 
 def named_code(env: EnvConfig) -> list[str]:
     """What the config itself names as `module:thing`; making the environments imports it."""
     by_id = [env.id] if _names_a_module(env.id, env.backend) else []
-    return [*by_id, *_wrappers(env)]
+    return [*by_id, *wrapper_names(env.wrap)]
 
 
 def needs_own_code(env: EnvConfig) -> bool:
@@ -28,16 +24,16 @@ def needs_own_code(env: EnvConfig) -> bool:
 
 
 def _names_a_module(env_id: str, backend: str) -> bool:
-    module, colon, _ = env_id.rpartition(":")  # as where it is imported
-    if backend == "envpool" or not colon:
+    module, _ = split_id(env_id)  # as where it is imported
+    if backend == "envpool" or not module:
         return False
-    return backend != "jax" or module not in JAX_LIBRARIES
+    return backend != "jax" or module not in LIBRARIES
 
 
-def _wrappers(env: EnvConfig) -> list[str]:
-    given: str | Sequence[str] = getattr(env, "wrap", ())
-    parts = given.split(",") if isinstance(given, str) else given or ()
-    return [name.strip() for name in parts if name.strip()]
+def wrapper_names(wrap: str | Sequence[str]) -> tuple[str, ...]:
+    """One or several, separated by commas, or a tuple of them."""
+    names = wrap.split(",") if isinstance(wrap, str) else wrap
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def _comes_with_gymnasium(env_id: str) -> bool:

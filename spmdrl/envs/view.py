@@ -144,6 +144,12 @@ class ViewedBatch:
     def render(self) -> np.ndarray:
         return self.batch.render()
 
+    def spaces(self) -> tuple[Any, Any]:
+        return self.batch.spaces()
+
+    def hint(self) -> str:
+        return self.batch.hint()
+
     def close(self) -> None:
         self.batch.close()
 

@@ -8,26 +8,23 @@ trainer asks for it. Loads no jax.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
-import os
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
-from spmdrl.config import ConfigError, own_code
-from spmdrl.envs.errors import EnvError, explain
+from spmdrl.config import ConfigError
+from spmdrl.envs.errors import EnvError
 from spmdrl.envs.hosts import Host, Task, make_host
 from spmdrl.envs.making import UnknownEnv
 from spmdrl.envs.messages import DONE, STEP, read_message, send_message
 from spmdrl.envs.shared_block import mapped
+from spmdrl.envs.surroundings import prepare
 
 __all__ = ["main"]
 
 DUMP_SIGNAL = signal.SIGUSR2
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
@@ -47,14 +44,6 @@ def leave_signals_to_the_trainer() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-
-
-def end_with(trainer: int) -> None:
-    """Let the kernel end this process when the trainer dies, also in a step that never returns."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != trainer:  # it was quicker
-        os._exit(1)
 
 
 class Worker:
@@ -90,7 +79,7 @@ class Worker:
     def _carry_out(self, said: dict[str, Any]) -> None:
         what = said.pop("do")
         if what == "open":
-            prepare(said)
+            prepare(said["surroundings"])
             self._host = opened(Task(**said["task"]))
             send_message(self._link, {"spaces": self._host.describe()})
             return
@@ -115,24 +104,6 @@ def opened(task: Task) -> Host:
             f"{error}. Worker processes know what the config file registers, and the module before "
             "the colon in env.id: name that module, or use --env.workers inline"
         ) from error
-
-
-def prepare(said: dict[str, Any]) -> None:
-    """Find the same modules as the trainer, and know what its config files define."""
-    if said["trainer"]:
-        end_with(said["trainer"])
-    sys.path[:] = said["path"]
-    if said["PYTHONPATH"] is None:  # programs that an environment starts get what the user set
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = said["PYTHONPATH"]
-    for file in said["config_files"]:
-        try:
-            own_code.execute(Path(file))
-        except Exception as error:  # of code that we do not know
-            raise ConfigError(
-                f"config file {file} failed in a worker process: {explain(error)}"
-            ) from error
 
 
 if __name__ == "__main__":

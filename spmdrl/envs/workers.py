@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -24,12 +23,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from spmdrl.config import ConfigError, own_code
+from spmdrl.config import ConfigError
 from spmdrl.envs.errors import EnvError, listed
 from spmdrl.envs.hosts import Task, whereabouts
 from spmdrl.envs.messages import DONE, STEP, read_message, send_message
 from spmdrl.envs.shared_block import Arrays, Layout, mapped, open_block
 from spmdrl.envs.space_json import space_from_json
+from spmdrl.envs.surroundings import python_path, surroundings
 
 __all__ = ["Worker", "WorkerProcesses", "advice", "start_limit"]
 
@@ -53,27 +53,16 @@ class Worker:
         self._trace = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
         passed = (theirs.fileno(), block, self._trace.fileno())
         command = [sys.executable, "-m", "spmdrl.envs.worker_process", *map(str, passed)]
-        path = os.pathsep.join(folder for folder in sys.path if folder)
         with theirs:
             # A group of its own: Ctrl-C is for the trainer, and what an environment starts can be
             # ended together with it. No preexec_fn, which would fork Python with jax's threads.
             self.process = subprocess.Popen(
                 command, pass_fds=passed, stdin=subprocess.DEVNULL, process_group=0,
-                env=os.environ | {"PYTHONPATH": path},
+                env=os.environ | {"PYTHONPATH": python_path()},
             )  # fmt: skip
 
     def open(self) -> None:
-        # The kernel ends a worker with the *thread* that started it: only one that lives as long as
-        # the trainer will do.
-        lasting = threading.current_thread() is threading.main_thread()
-        self.ask(
-            do="open",
-            task=self.task.to_json(),
-            trainer=os.getpid() if lasting else None,
-            path=sys.path,
-            PYTHONPATH=os.environ.get("PYTHONPATH"),
-            config_files=own_code.executed(),
-        )
+        self.ask(do="open", task=self.task.to_json(), surroundings=surroundings())
 
     def ask(self, **said: Any) -> None:
         with contextlib.suppress(OSError):  # of a worker that has gone: told by who waits for it
@@ -283,8 +272,11 @@ class WorkerProcesses:
         return f"in {whereabouts(task, index, step)}"
 
 
-def advice(arrays: Arrays, workers: int, num_envs: int) -> str:
-    """What to say after some steps, where more workers would help; else nothing."""
+def advice(arrays: Arrays, workers: int, num_envs: int, batches: int = 1) -> str:
+    """What to say after some steps, where more workers would help; else nothing.
+
+    `workers` and `num_envs` are those of one of the `batches` that share `env.workers`.
+    """
     clock, computing, steps = (float(x) for x in arrays["busy"].sum(axis=0))
     enough = steps >= 20 * workers and workers < num_envs
     if not enough or computing > 0.25 * clock or clock / steps < 1e-3:
@@ -292,5 +284,5 @@ def advice(arrays: Arrays, workers: int, num_envs: int) -> str:
     waiting, step_ms = 1 - computing / clock, 1000 * clock / steps
     return (
         f"the environments wait in {waiting:.0%} of the {step_ms:.1f} ms of a worker's step; "
-        f"more workers would help, up to --env.workers {num_envs}"
+        f"more workers would help, up to --env.workers {num_envs * batches}"
     )

@@ -13,7 +13,9 @@ from spmdrl.acting.player import make_chooser
 from spmdrl.config import Config
 from spmdrl.envs.actions import to_env_action
 from spmdrl.nets import Policy
+from spmdrl.runtime.consent import Consent, bring_code
 from spmdrl.runtime.models import find_checkpoint, load_model
+from spmdrl.runtime.provenance import read_code
 from spmdrl.runtime.rundir import read_run
 from spmdrl.runtime.spaces import read_spaces
 from spmdrl.types import EnvSpec
@@ -21,14 +23,37 @@ from spmdrl.types import EnvSpec
 __all__ = ["TrainedPolicy", "load"]
 
 
-def load(run_dir: str | Path, checkpoint: str | int = "latest") -> TrainedPolicy:
+class CallConsent(Consent):
+    """What to write where consent is missing."""
+
+    @property
+    def with_trust(self) -> str:
+        return f"{self.command}, trust=True)"
+
+    @property
+    def with_config(self) -> str:
+        return f'{self.command}, config="FILE.py")'
+
+
+def load(
+    run_dir: str | Path,
+    checkpoint: str | int = "latest",
+    trust: bool = False,
+    config: str | Path | None = None,
+) -> TrainedPolicy:
     """The policy of a run as of a checkpoint: "latest", "best" or an update's number.
 
-    Needs neither MPI nor the environments; runs of older versions have to make one of them.
+    Needs neither MPI nor the environments. Runs without a spaces.json have to make one of them;
+    where that is the user's own, `trust` and `config` are as those of `spmdrl evaluate`.
     """
-    config, place = read_run(run_dir), find_checkpoint(Path(run_dir), str(checkpoint))
-    spec = read_spaces(Path(run_dir)) or _spec_of_environment(config)
-    return TrainedPolicy(config, spec, place)
+    saved, place = read_run(run_dir), find_checkpoint(Path(run_dir), str(checkpoint))
+    spec = read_spaces(Path(run_dir))
+    if spec is None:
+        command = f"spmdrl.load({str(run_dir)!r}"
+        consent = CallConsent(None if config is None else str(config), trust, command)
+        bring_code(saved, read_code(run_dir), run_dir, consent)
+        spec = _spec_of_environment(saved)
+    return TrainedPolicy(saved, spec, place)
 
 
 def _spec_of_environment(config: Config) -> EnvSpec:

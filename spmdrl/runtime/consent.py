@@ -33,6 +33,15 @@ class Consent:
     """Whether this process says what it executes; one of a job is enough."""
 
     @property
+    def with_trust(self) -> str:
+        """What to type for it."""
+        return f"{self.command} --trust"
+
+    @property
+    def with_config(self) -> str:
+        return f"{self.command} --config FILE.py"
+
+    @property
     def words(self) -> list[str]:
         """The same consent for another command."""
         return [*(["--config", self.config] if self.config else []), *["--trust"] * self.trust]
@@ -75,7 +84,7 @@ def _execute_given(file: str, env: EnvConfig, where: str | Path, consent: Consen
     if unknown and not consent.trust:
         raise ConfigError(
             f"{where} uses {_listed(sorted(unknown))}, which {file} does not name; "
-            f"to import that too: {consent.command} --trust"
+            f"to import that too: {consent.with_trust}"
         )
 
 
@@ -97,7 +106,7 @@ def _execute_recorded(
     try:
         read_file(file)
     except ConfigError as error:
-        raise ConfigError(f"{error}; another one in its place: {_with_config(consent)}") from error
+        raise ConfigError(f"{error}; another one in its place: {consent.with_config}") from error
 
 
 def _check_id(env: EnvConfig, needed: bool, consent: Consent) -> None:
@@ -107,7 +116,7 @@ def _check_id(env: EnvConfig, needed: bool, consent: Consent) -> None:
         if not needed:
             raise
         raise ConfigError(
-            f"{error}; the config file that brings it can be named: {_with_config(consent)}"
+            f"{error}; the config file that brings it can be named: {consent.with_config}"
         ) from error
 
 
@@ -132,21 +141,17 @@ def _refusal(env: EnvConfig, code: Code | None, where: str | Path, consent: Cons
         file = code.config.file
         if not _is_there(file):
             gone = f"{uses} from {file!r}, which is not there"
-            return f"{gone}; name the file that brings it: {_with_config(consent)}"
-        return f"{uses} from {file!r}; to execute that code: {consent.command} --trust"
+            return f"{gone}; name the file that brings it: {consent.with_config}"
+        return f"{uses} from {file!r}; to execute that code: {consent.with_trust}"
     if named_code(env):
-        return f"{uses}; to import that code: {consent.command} --trust"
+        return f"{uses}; to import that code: {consent.with_trust}"
     unsaid = f"{uses}, and does not say where it came from"
-    return f"{unsaid}; name the config file that brings it: {_with_config(consent)}"
+    return f"{unsaid}; name the config file that brings it: {consent.with_config}"
 
 
 def _environment(env: EnvConfig) -> str:
     wrappers = [name for name in named_code(env) if name != env.id]
     return f"the environment {env.id!r}" + (f" in {_listed(wrappers)}" if wrappers else "")
-
-
-def _with_config(consent: Consent) -> str:
-    return f"{consent.command} --config FILE.py"
 
 
 def _listed(names: list[str]) -> str:

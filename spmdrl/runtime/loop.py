@@ -25,6 +25,8 @@ from spmdrl.types import Report
 
 __all__ = ["Stopped", "TrainingLoop"]
 
+ADVISING = 10  # updates at the start
+
 
 class Stopped(Exception):
     """The run was asked to stop, and did so after a checkpoint."""
@@ -52,6 +54,7 @@ class TrainingLoop:
         restored = self.saver.restore(trainer.state, trainer.collector, self.stats)
         trainer.state = commit(restored, trainer.mesh)
         self.first, self.last = int(trainer.state.step), self.config.num_updates
+        self.advising_until = self.first + ADVISING
         self.should_log = Every(self.config.log.every, self.last)
         self.should_save = Every(self.config.checkpoint.every, self.last)
         self.should_check = Every(self.config.sync.check_every)
@@ -81,6 +84,7 @@ class TrainingLoop:
             self.stats.add(*self.meeting.gather_episodes(episodes))
             self.comm.tick(step)
             self.log(step, report)
+            self.advise(step)
             self.check(step)
             self.renew(step)
             self.save(step, stopping)
@@ -100,6 +104,13 @@ class TrainingLoop:
         row |= time_row(seconds, total)
         row |= self.comm.row(self.meeting.seconds(), seconds["update"])
         self.logger.write(row)
+
+    def advise(self, step: int) -> None:
+        """Once, as soon as there were enough steps to judge by."""
+        hint = self.trainer.collector.hint() if step < self.advising_until else ""
+        if hint:
+            self.logger.info(hint)
+            self.advising_until = 0
 
     def check(self, step: int) -> None:
         if self.should_check(step):

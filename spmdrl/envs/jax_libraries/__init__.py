@@ -20,7 +20,9 @@ from spmdrl.config import ConfigError, suggest
 if TYPE_CHECKING:
     from spmdrl.envs.jax_protocol import JaxEnv
 
-__all__ = ["LIBRARIES", "check_jax_id", "known_names", "make", "write_names"]
+__all__ = [
+    "LIBRARIES", "check_jax_id", "known_names", "listed_names", "make", "split_id", "write_names",
+]  # fmt: skip
 
 NAMES = Path(__file__).with_name("names")
 
@@ -45,10 +47,16 @@ LIBRARIES = {
 }
 
 
+def split_id(env_id: str) -> tuple[str, str]:
+    """`(library or module, name)`: whoever imports it and whoever judges it must agree."""
+    prefix, _, name = env_id.rpartition(":")
+    return prefix, name
+
+
 def make(env_id: str, options: dict[str, Any]) -> JaxEnv:
     """The environment of that id; ConfigError where there is none."""
     check_jax_id(env_id)
-    prefix, _, name = env_id.rpartition(":")
+    prefix, name = split_id(env_id)
     maker = _from_library(prefix, name) if prefix in LIBRARIES else _own(prefix, name)
     try:
         return maker(**options)
@@ -65,7 +73,7 @@ def _from_within(error: TypeError) -> bool:
 
 def check_jax_id(env_id: str) -> None:
     """Raise ConfigError for an id that cannot be made here; loads neither jax nor the library."""
-    prefix, _, name = env_id.rpartition(":")
+    prefix, name = split_id(env_id)
     if not prefix or not name:
         raise ConfigError(
             f"env.id {env_id!r}: with env.backend jax an id is LIBRARY:NAME or MODULE:CLASS, such "
@@ -89,7 +97,7 @@ def _lacking(what: str, package: str, extra: str) -> str:
 
 
 def _check_name(env_id: str, names: list[str]) -> None:
-    prefix, _, name = env_id.rpartition(":")
+    prefix, name = split_id(env_id)
     if name not in names:
         raise ConfigError(
             f"env.id {env_id!r} is not an environment of {prefix}{suggest(name, names)}"
@@ -115,9 +123,15 @@ def _installed(module: str) -> bool:
 
 def known_names(prefix: str) -> list[str] | None:
     """The library's environments, from a list of the installed version; None for other versions."""
+    version, names = listed_names(prefix)
+    return names if version == importlib.metadata.version(LIBRARIES[prefix].package) else None
+
+
+def listed_names(prefix: str) -> tuple[str, list[str]]:
+    """The version of which there is a list, and the list."""
     file = NAMES / f"{prefix}.txt"
     version, *names = file.read_text().split() if file.exists() else ("",)
-    return names if version == importlib.metadata.version(LIBRARIES[prefix].package) else None
+    return version, names
 
 
 def write_names(prefix: str) -> None:

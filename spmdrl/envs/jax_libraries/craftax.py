@@ -29,7 +29,8 @@ class CraftaxEnv:
     of them it was."""
 
     def __init__(self, env: Any, params: Any):
-        self._env, self._params = env, params
+        self._env, self._params, self.options = env, params, vars(params)
+        self.episode_limit = params.max_timesteps
         self.observation_space = from_gymnax(env.observation_space(params))
         self.action_space = from_gymnax(env.action_space(params))
 

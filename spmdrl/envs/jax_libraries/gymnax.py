@@ -29,7 +29,8 @@ class GymnaxEnv:
     """See `JaxEnv`. The time limit is among the parameters, and truncation is told apart."""
 
     def __init__(self, env: Any, params: Any):
-        self._env, self._params = env, params
+        self._env, self._params, self.options = env, params, vars(params)
+        self.episode_limit = getattr(params, "max_steps_in_episode", None)
         self.observation_space = from_gymnax(env.observation_space(params))
         self.action_space = from_gymnax(env.action_space(params))
         if not hasattr(env, "is_truncated"):

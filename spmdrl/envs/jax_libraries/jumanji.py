@@ -11,6 +11,7 @@ import numpy as np
 
 from spmdrl.envs.jax_libraries.spaces import box
 from spmdrl.envs.jax_protocol import Answer
+from spmdrl.envs.making import arguments
 
 __all__ = ["JumanjiEnv", "make", "names"]
 
@@ -27,7 +28,8 @@ class JumanjiEnv:
     """See `JaxEnv`. A last step that still has a discount was cut by a time limit."""
 
     def __init__(self, env: Any):
-        self._env = env
+        self._env, self.options = env, arguments(type(env))
+        self.episode_limit = getattr(env, "time_limit", None)
         self.observation_space = _space(env.observation_spec)
         self.action_space = _space(env.action_spec)
 

@@ -30,7 +30,8 @@ class NavixEnv:
     """
 
     def __init__(self, env: Any):
-        self._env = env
+        self._env, self.options = env, {"max_steps": env.max_steps}
+        self.episode_limit = env.max_steps
         self._cache = jax.jit(env.reset)(jax.random.PRNGKey(0)).state.cache
         seen, acts = env.observation_space, env.action_space
         self.observation_space = box(seen.minimum, seen.maximum, seen.shape, np.uint8)

@@ -25,7 +25,8 @@ def make(name: str, options: dict[str, Any]) -> BraxEnv:
     config = registry.get_default_config(name)
     config.update({"impl": "jax"} | options if "impl" in config else options)
     env = registry.load(name, config=config)
-    return BraxEnv(env, _observations(env.observation_size), config.episode_length)
+    seen = _observations(env.observation_size)
+    return BraxEnv(env, seen, config.episode_length, config.to_dict())
 
 
 def _observations(size: Any) -> gym.Space[Any]:

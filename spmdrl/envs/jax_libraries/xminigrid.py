@@ -29,7 +29,8 @@ class XMiniGridEnv:
     """See `JaxEnv`. What is seen is a field of `(tile, colour)`."""
 
     def __init__(self, env: Any, params: Any):
-        self._env, self._params = env, params
+        self._env, self._params, self.options = env, params, vars(params)
+        self.episode_limit = params.max_steps
         highest = np.array([NUM_TILES - 1, NUM_COLORS - 1])
         self.observation_space = box(0, highest, env.observation_shape(params), np.uint8)
         self.action_space = gym.spaces.Discrete(int(env.num_actions(params)))
