@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranks = ranks_to_start(config, topology)
     if ranks > 1:
         return spawn(ranks, "spmdrl.train", argv)
-    prepare_process(topology, config.devices, config.sync.deterministic)
+    sequences = config.learns_from == "sequences"
+    prepare_process(topology, config.devices, config.sync.deterministic, sequences)
     from spmdrl.runtime.session import run_session  # jax from here on
 
     return run_session(config, topology, world, stop, watchdog, argv)

@@ -1,6 +1,7 @@
 """How a run is described: files, overrides, JSON, sizes, launchers and environment ids."""
 
 import dataclasses
+import importlib.util
 import json
 import subprocess
 import sys
@@ -129,7 +130,9 @@ def test_the_config_cannot_be_changed_by_accident():
 def test_shipped_configs(file):
     config = load([str(file)])
     validate(config)
-    check_id(config.env)
+    library = config.env.id.partition(":")[0]
+    if config.env.backend != "jax" or importlib.util.find_spec(library):  # extras may be missing
+        check_id(config.env)
     assert from_json(to_json(config)) == config
     assert file.read_text().startswith('"""'), "opens with what it is and its command"
     assert f"python -m spmdrl.train configs/{file.name}" in file.read_text()

@@ -75,6 +75,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_training_ends_after_three_failures_and_resumes_when_there_is_room(small_disk, undisturbed):
     run_dir, job, filler = fill_while_it_trains(small_disk)

@@ -194,6 +194,7 @@ def test_a_handle_is_arrays_with_the_environments_first():
 # -- training
 
 
+@pytest.mark.slow
 def test_resume_is_exact_without_a_replay(tmp_path):
     config = steady(updates(config_of(f"{OWN}:CartPole"), 4))
     whole = run(config, 1, World(), tmp_path / "whole")
@@ -205,6 +206,7 @@ def test_resume_is_exact_without_a_replay(tmp_path):
     assert not (tmp_path / "cut" / "replay").exists()
 
 
+@pytest.mark.slow
 def test_environments_that_are_saved_are_never_made_anew(tmp_path):
     config = steady(updates(config_of(f"{OWN}:CartPole"), 3))
     often = dataclasses.replace(config.checkpoint, renew_every=1)
@@ -219,6 +221,7 @@ def steady(config: Config) -> Config:
     return dataclasses.replace(config, optim=fixed)
 
 
+@pytest.mark.slow
 def test_fresh_environments_begin_new_episodes(tmp_path):
     config = updates(config_of(f"{OWN}:CartPole"), 2)
     fresh = dataclasses.replace(config.checkpoint, envs="fresh")
@@ -242,6 +245,7 @@ def train(run_dir: Path, *flags: object, updates: int = 4) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_topology_gives_the_same_bits_in_deterministic_mode(tmp_path):
     found = {
@@ -275,6 +279,7 @@ def test_the_rollout_is_compiled_once_and_kept_for_later_runs(tmp_path):
         assert len(re.findall(r"Finished XLA compilation of jit\(collect\)", said)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_trained_run_is_evaluated_recorded_and_drawn(tmp_path):
     drawing = ["--env.id", f"{OWN}:Drawing"]
@@ -395,6 +400,7 @@ def need(library: str) -> None:
             pytest.skip(f"{error.name} is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("env_id", ids(LIBRARIES))
 def test_two_updates_with_a_library(env_id, tmp_path):

@@ -201,6 +201,7 @@ def wait_for_updates(folder: Path, count: int) -> None:
     wait_for(lambda: len(updates(folder)) >= count)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("offset", [0.0, 0.4, 4.0])
 def test_of_two_starts_one_trains(tmp_path, offset):

@@ -156,6 +156,7 @@ def test_a_masked_task_is_learned_without_one_forbidden_action():
     assert np.mean(scores[-3:]) > 0.9
 
 
+@pytest.mark.slow
 def test_evaluating_recording_and_cloning_respect_it(trained, tmp_path):
     out = tmp_path / "episodes"
     succeed("-m", "spmdrl.evaluate", trained, "--episodes", 4, "--trust")

@@ -133,6 +133,7 @@ def plainly_named(params):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [None, 4], ids=["whole", "in chunks"])
 @pytest.mark.parametrize("method", ["matmul", "xla"])
 def test_the_resnet_equals_plain_convolutions_in_values_and_gradients(method, at_once):
@@ -154,6 +155,7 @@ def test_the_resnet_equals_plain_convolutions_in_values_and_gradients(method, at
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.abs(b).max()))
 
 
+@pytest.mark.slow
 def test_truncated_gradients_end_at_the_borders():
     whole, cut = (made(VECTOR, core="lstm", core_size=8, bptt=n) for n in (0, 4))
     obs = random_obs(VECTOR, 8, 2)

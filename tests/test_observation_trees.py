@@ -123,6 +123,7 @@ def test_it_learns_what_only_the_image_shows():
     assert np.mean(scores[-3:]) > 0.9
 
 
+@pytest.mark.slow
 def test_resuming_is_exact(trained, tmp_path):
     copy = tmp_path / "cut"
     shutil.copytree(trained, copy)

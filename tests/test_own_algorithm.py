@@ -52,11 +52,9 @@ def test_it_trains_resumes_and_is_evaluated_from_the_command_line(tmp_path):
         ("--algo.clip-eps", "there is no field --algo.clip-eps"),
     ],
 )
-def test_an_unknown_field_gets_the_usual_answer(flag, answer, capsys):
-    with pytest.raises(SystemExit) as leaving:
+def test_an_unknown_field_gets_the_usual_answer(flag, answer):
+    with pytest.raises(ConfigError, match=answer):
         load([str(A2C), flag, "0.3"])
-    assert leaving.value.code == 2
-    assert answer in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_of_an_unknown_algorithm_can_be_read_but_imports_nothing(tmp_path):

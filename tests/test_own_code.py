@@ -195,6 +195,7 @@ def test_a_config_file_of_ones_own_serves_as_well(trained, elsewhere, mark, tmp_
     assert mark.exists()
 
 
+@pytest.mark.slow
 def test_a_recording_carries_the_code_on_to_its_clone(recorded, elsewhere, mark):
     _, said = recorded
     assert "clone     python -m spmdrl.clone data --run-dir runs/clone --trust\n" in said

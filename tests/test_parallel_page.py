@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from spmdrl.parallel.spawn import mpirun_command
 from tests.children import ROOT
 
@@ -22,6 +24,7 @@ def mpirun(script: Path, ranks: int) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_script_of_the_page_keeps_the_ranks_equal(tmp_path):
     code = re.search(r"```python\n(import jax.*?)```", PAGE.read_text(), re.DOTALL)
     assert code is not None

@@ -100,6 +100,7 @@ def test_what_is_known_is_learned(probe, algo):
     check(probe, learned(probe, ALGORITHMS[algo], TWO_TORSOS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["Discounting", "Matching"])
 def test_one_torso_learns_it_too(probe):
     check(probe, learned(probe, ALGORITHMS["ppo"], replace(TWO_TORSOS, shared=True)))

@@ -109,6 +109,7 @@ def test_the_result_is_what_the_run_directory_holds(result):
         result.policy(9)
 
 
+@pytest.mark.slow
 def test_the_same_call_trains_further(tmp_path):
     config = replace(SMALL, run_dir=str(tmp_path / "run"))
     one = spmdrl.train(config)
@@ -122,6 +123,7 @@ def test_signals_are_the_callers_again(result):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow
 def test_the_bits_are_those_of_the_command(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
@@ -252,6 +254,7 @@ def test_a_damaged_file_of_spaces_is_bad_input(tmp_path, text):
 # The page
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.S)
     assert len(blocks) == 4

@@ -25,6 +25,7 @@ ENDINGS = """
 import os, signal, sys
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 from spmdrl.runtime import session
 from spmdrl.config import Config, ConfigError
 from spmdrl.parallel.topology import Topology
@@ -47,7 +48,8 @@ def end(how):
         return SUMMARY
     return train
 
-session.build_trainer = session.header = lambda *_, **__: ""
+session.build_trainer = session.header = session.describe = lambda *_, **__: MagicMock()
+session.write_spaces = lambda *_: None
 for how in ("finished", "stopped", "failed", "refused", "killed"):
     session.TrainingLoop = lambda *_: SimpleNamespace(train=end(how))
     config = replace(Config(), run_dir=f"{sys.argv[1]}/{how}")

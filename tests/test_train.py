@@ -205,6 +205,7 @@ def test_old_checkpoints_are_dropped(short):
     assert len(kept) <= 4  # the newest three and the best
 
 
+@pytest.mark.slow
 def test_evaluate_with_a_video(learned, folder):
     image = pytest.importorskip("PIL.Image")
     gif = folder / "play.gif"

@@ -128,10 +128,14 @@ def explained(env_id: str) -> Iterator[None]:
         raise ConfigError(f"env.id {env_id} cannot be made here: {reason}") from error
 
 
+# They declare one player, and the process crashes while their game waits for the others.
+DOOM_FOR_SEVERAL = frozenset({"Cig-v1", "MultiDuel-v1"})
+
+
 def check_players(spec: Any, env_id: str) -> None:
     config = dict(zip(spec._config_keys, spec._config_values, strict=True))
-    players = config.get("max_num_players", 1)
-    if players > 1:
+    players = "several" if env_id in DOOM_FOR_SEVERAL else config.get("max_num_players", 1)
+    if players != 1:
         raise ConfigError(
             f"env.id {env_id} is for {players} players; spmdrl trains one agent per environment, "
             "so choose an environment for one player"

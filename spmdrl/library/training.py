@@ -69,7 +69,8 @@ def train(config: Config | str | Path, **changes: Any) -> Result:
         from spmdrl.parallel.world import connect
 
         world = connect(topology)
-        prepare_process(topology, wanted.devices, wanted.sync.deterministic)
+        sequences = wanted.learns_from == "sequences"
+        prepare_process(topology, wanted.devices, wanted.sync.deterministic, sequences)
         from spmdrl.runtime.session import run_session
 
         run_dir = world.from_root(lambda: new_run_dir(wanted))

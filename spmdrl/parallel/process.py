@@ -20,18 +20,23 @@ __all__ = ["SAME_BITS_FLAG", "prepare_process", "settings"]
 SAME_BITS_FLAG = "--xla_cpu_max_isa=AVX"
 
 
-def prepare_process(topology: Topology, devices: int, deterministic: bool = False) -> None:
-    """Set what XLA reads when jax is first imported; what the user has set stays."""
+def prepare_process(
+    topology: Topology, devices: int, deterministic: bool = False, sequences: bool = False
+) -> None:
+    """Set what XLA reads when jax is first imported; what the user has set stays.
+
+    `sequences`: whether the run learns from whole sequences.
+    """
     if "jax" in sys.modules:
         return  # too late to change anything; the caller set it up (tests do)
     flags = os.environ.get("XLA_FLAGS", "")
     if devices > 1 and "host_platform_device_count" not in flags:
         flags += f" --xla_force_host_platform_device_count={devices}"
-    if (
-        topology.local_size > 1
-        and "multi_thread_eigen" not in flags
-        and threads_per_rank(topology) == 1
-    ):
+    shared = topology.local_size > 1 and threads_per_rank(topology) == 1
+    # One thread and several add up the gradients of a core in different orders, seen with up to 32
+    # environments. Single steps do not notice, and keep their threads.
+    same = deterministic and sequences
+    if (shared or same) and "multi_thread_eigen" not in flags:
         flags += " --xla_cpu_multi_thread_eigen=false"
     if deterministic and "xla_cpu_max_isa" not in flags:
         flags += f" {SAME_BITS_FLAG}"
