@@ -112,6 +112,7 @@ def test_scores_equal_the_policy_asked_step_by_step(shards, shared, monkeypatch)
         np.testing.assert_allclose(rollout.log_prob[t], log_prob, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_nothing_moves_between_host_and_device_unasked(monkeypatch):
     scan, loop = Setup(SMALL), in_a_loop(with_envs(SMALL, 16), monkeypatch)
     for setup in (scan, loop):

@@ -27,7 +27,11 @@ def programs(run_dir: Path, steps: int, flags: list[str]) -> Counter[str]:
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize(
     "flags",
-    [[], pytest.param(["--nprocs", "2"], marks=pytest.mark.slow), ["--devices", "2"]],
+    [
+        [],
+        pytest.param(["--nprocs", "2"], marks=pytest.mark.slow),
+        pytest.param(["--devices", "2"], marks=pytest.mark.slow),
+    ],
     ids=" ".join,
 )
 def test_each_program_is_compiled_once(flags, tmp_path):

@@ -100,6 +100,7 @@ def test_training_ends_after_three_failures_and_resumes_when_there_is_room(small
     assert outcome(run_dir) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_disk_that_is_full_for_a_while_costs_nothing(small_disk, undisturbed):
     run_dir, job, filler = fill_while_it_trains(small_disk)

@@ -239,6 +239,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_the_trainer_also_in_a_step_that_hangs(number):
     trainer = subprocess.Popen(
@@ -282,6 +283,7 @@ def test_more_workers_are_advised_where_environments_wait():
     assert "--env.workers 64" in advice(waiting, workers=2, num_envs=32, batches=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 16])
 def test_a_run_says_once_that_more_workers_would_help(workers, tmp_path):
     env = EnvConfig("tests.strange_envs:Waits", 16, backend="gymnasium", workers=workers)

@@ -55,6 +55,7 @@ def test_rollouts_come_from_one_update_before(whole):
     assert [row["overlap/lag"] for row in rows(whole)] == [0, 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_it_learns_something_else_than_without(whole, tmp_path):
     plain = dataclasses.replace(updates(SMALL, 5), overlap=False)
     run(plain, 1, World(), tmp_path / "plain")

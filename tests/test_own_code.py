@@ -101,7 +101,8 @@ def test_the_command_that_is_suggested_after_training_can_be_pasted(trained, els
     assert "over 3 episodes" in succeeds("evaluate", *command[1].split(), cwd=elsewhere)
 
 
-@pytest.mark.parametrize("start", ["nprocs", pytest.param("mpirun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["nprocs", "mpirun"])
 def test_two_ranks_know_the_environment(start, project, elsewhere, trained, tmp_path, mark):
     words = [project / "config.py", "--run-dir", tmp_path / "run"]
     if start == "nprocs":
@@ -145,6 +146,7 @@ def test_the_last_start_of_a_run_is_what_code_is_compared_with(tmp_path):
     assert read_code(tmp_path / "run") == starts[-1]
 
 
+@pytest.mark.slow
 def test_a_module_that_only_the_id_names_is_found_beside_the_config(project, elsewhere, tmp_path):
     config = project / "by_id.py"
     text = (project / "config.py").read_text().replace("import myenv  # noqa: F401\n", "")
@@ -210,6 +212,7 @@ def test_a_recording_carries_the_code_on_to_its_clone(recorded, elsewhere, mark)
     succeeds("evaluate", "clone", "--trust", "--episodes", 2, cwd=elsewhere)
 
 
+@pytest.mark.slow
 def test_a_script_loads_a_policy_without_the_code_or_asks_for_it(
     trained, project, elsewhere, mark, tmp_path
 ):

@@ -106,7 +106,11 @@ def learn_plainly(config: Config, policy: Any, params: Any, rollout: Rollout, ke
 
 @pytest.mark.parametrize(
     "config",
-    [CARTPOLE, SWING, pytest.param(PONG, marks=pytest.mark.slow)],
+    [
+        pytest.param(CARTPOLE, marks=pytest.mark.slow),
+        SWING,
+        pytest.param(PONG, marks=pytest.mark.slow),
+    ],
     ids=["cartpole", "halfcheetah, one torso", "pong"],
 )
 def test_an_update_equals_the_same_written_plainly(config):

@@ -31,7 +31,7 @@ def mpirun(ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
     ("ranks", "which", "least"),
     [
         (2, "not learns", 26),
-        (3, "not learns", 26),
+        pytest.param(3, "not learns", 26, marks=pytest.mark.slow),
         pytest.param(2, "learns", 3, marks=pytest.mark.slow),
     ],
 )
