@@ -1,6 +1,8 @@
 """Brax's inverted pendulum: a physics engine in the same compiled program as the learner.
 
 uv run --extra brax python -m spmdrl.train configs/brax_inverted_pendulum.py
+
+One core: a minute and a half. Return 991 of 1000 at the end (seed 1).
 """
 
 from spmdrl.algos import Ppo

@@ -1,6 +1,8 @@
 """Craftax-Classic with symbolic observations, simulated and learned in one compiled program.
 
 uv run --extra craftax python -m spmdrl.train configs/craftax_classic.py
+
+Return 6.3 at the end (seed 1), most of an hour on one core.
 """
 
 from spmdrl.algos import Ppo
