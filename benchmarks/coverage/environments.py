@@ -176,9 +176,14 @@ def reasons(looks: dict[str, Found]) -> str:
     for found in looks.values():
         why = found.get("crashed") or found["refused"] or found["wrong"] or found.get("note")
         if why:
-            groups.setdefault(why.replace(found["id"], "ID"), []).append(found["id"])
+            groups.setdefault(portable(why.replace(found["id"], "ID")), []).append(found["id"])
     rows = [[str(len(ids)), ids[0], why] for why, ids in sorted(groups.items())]
     return table(("ids", "for example", "reason"), rows)
+
+
+def portable(text: str) -> str:
+    """Without the folders of this machine, and fit for a table."""
+    return text.replace(sys.prefix, "...").replace(" | ", ", ")
 
 
 def main() -> None:
@@ -199,6 +204,7 @@ def main() -> None:
     found = machine() | {"looks": looks, "others": others, "trained": [vars(t) for t in trained]}
     families = f"{page(looks, trained)}\n\n{reasons(looks)}"
     libraries = others_page(others, trained)
+    found = json.loads(json.dumps(found).replace(sys.prefix, "..."))
     save("environments", found, f"{made_by(found)}\n\n{families}\n\n{libraries}\n")
     write_into_page("families", families)
     write_into_page("libraries", libraries)

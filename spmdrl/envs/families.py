@@ -36,7 +36,7 @@ FAMILIES = (
     Family("Jumanji", "envpool.jumanji", ("Game2048-v1", "Sokoban-v0")),
     Family("ViZDoom", "envpool.vizdoom", ("Basic-v1",)),
     Family("football", "envpool.gfootball", ("gfootball/academy_empty_goal-v1",)),
-    Family("PGX", "envpool.pgx", ("TicTacToe-v1",)),
+    Family("PGX", "envpool.pgx", ("Play2048-v1", "TicTacToe-v1")),
     Family("Procgen", "envpool.procgen", ("CoinrunEasy-v0",)),
 )
 
