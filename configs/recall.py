@@ -2,7 +2,7 @@
 
 python -m spmdrl.train configs/recall.py
 
-One core: five minutes. Return 1.0 at the end (seed 1); without memory 0.25.
+One core: five minutes. Return 1.0 at the end (seed 1); 0.25 is chance.
 
 The class below is all that an own environment takes; the config names it by `module:Class`.
 """
