@@ -63,6 +63,7 @@ def by_hand(actions: np.ndarray) -> list[Any]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["inline", 1, 2, 8])
 def test_rollouts_do_not_depend_on_the_workers(workers):
     actions = moves(20, 8)

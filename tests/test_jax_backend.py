@@ -269,6 +269,7 @@ def test_a_checkpoint_resumes_on_another_topology(tmp_path):
     assert resumed["params_sha256"] == whole["params_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_the_rollout_is_compiled_once_and_kept_for_later_runs(tmp_path):
     for steps in (4, 8):

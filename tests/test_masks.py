@@ -140,6 +140,7 @@ def trained(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_masked_task_is_learned_without_one_forbidden_action():
     """The environment raises at the first of them."""
     trainer = build_trainer(MASKED)

@@ -100,6 +100,7 @@ def test_the_network_sees_every_part_and_scales_the_image():
         assert np.abs(value).max() < 10, "bytes are scaled"
 
 
+@pytest.mark.slow
 def test_only_vectors_are_normalised(trained):
     trainer = build_trainer(PICTURES)
     rollout, _ = trainer.collect()

@@ -126,6 +126,7 @@ def test_a_rank_that_cannot_execute_the_config_file_is_named(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_warns_of_changed_code_and_names_the_files(trained, tmp_path):
     copied(trained[0], tmp_path / "run")
     project = Path(shutil.copytree(PROJECT, tmp_path / "project"))

@@ -106,6 +106,7 @@ def test_one_torso_learns_it_too(probe):
     check(probe, learned(probe, ALGORITHMS["ppo"], replace(TWO_TORSOS, shared=True)))
 
 
+@pytest.mark.slow
 def test_without_memory_the_second_step_is_a_coin():
     """Whatever it does there is right for one cue and wrong for the other."""
     answer = learned("Memory", ALGORITHMS["ppo"], TWO_TORSOS)
