@@ -93,8 +93,9 @@ def test_exactly_the_episodes_that_were_asked_for(recording):
 def test_the_index_explains_the_recording(recording, run_dir):
     index = recording.index
     assert index["env"] == "CartPole-v1"
-    assert index["spaces"]["obs"]["shape"] == [4]
-    assert index["spaces"]["obs"]["dtype"] == "float32"
+    assert index["spaces"]["obs"] == {
+        "shape": [4], "dtype": "float32", "kind": "vector", "values": [], "columns": [],
+    }  # fmt: skip
     assert index["spaces"]["action"]["kind"] == "discrete"
     manifest = json.loads((find_checkpoint(run_dir) / "manifest.json").read_text())
     assert index["checkpoint"]["sha256"] == manifest["sha256"]
