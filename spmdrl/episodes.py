@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save as save_bytes
 
-from spmdrl.config import Config, ConfigError, from_json
+from spmdrl.config import Config, ConfigError, from_json, parse_json
+from spmdrl.config.rules import check_fields
 from spmdrl.runtime.checkpoint import write_file
+from spmdrl.runtime.files import is_plain_file, open_plain, read_plain
 
 if TYPE_CHECKING:  # it brings flax; a reader of data needs only numpy
     from spmdrl.types import EnvSpec, ObsPart
@@ -30,6 +32,8 @@ __all__ = [
 
 FORMAT = "spmdrl-episodes-1"
 INDEX = "index.json"
+LARGEST_INDEX = 1 << 29  # bytes: two million episodes
+LARGEST_HEADER = 1 << 20
 FIELDS = ("obs", "action", "reward", "terminated", "truncated")  # of every step
 ARRAYS = {*FIELDS, "valid", "last_obs"}  # of every file
 DTYPES = {
@@ -127,6 +131,7 @@ class Recording:
         try:
             self.episodes = [Episode.from_json(row) for row in self.index["episodes"]]
             self.config: Config = from_json(json.dumps(self.index["config"]))
+            check_fields(self.config)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"{self.folder / INDEX} is damaged: {error!r}") from error
         if not self.episodes:
@@ -183,14 +188,20 @@ class Recording:
 
     def arrays(self, episode: Episode) -> dict[str, np.ndarray]:
         """The arrays of an episode, mapped: what is not touched is not read."""
-        return map_arrays(self._path(episode))
+        file = self._path(episode)
+        arrays = map_arrays(file)
+        steps = {len(x) for name, x in arrays.items() if x.ndim and not name.startswith("last_obs")}
+        known = {name.partition("/")[0] for name in arrays} == ARRAYS
+        if not known or len(steps) != 1 or arrays["valid"].dtype != bool:
+            raise ConfigError(f"{file} does not hold the arrays of one episode; record again")
+        return arrays
 
     def _path(self, episode: Episode) -> Path:
         return self.folder / Path(episode.file).name  # an index cannot point elsewhere
 
     def _verify(self, episode: Episode) -> None:
         file = self._path(episode)
-        if not file.is_file():
+        if not is_plain_file(file):
             raise ConfigError(f"{file} is missing; record again, or remove it from {INDEX}")
         with file.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -206,8 +217,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
             "make one with python -m spmdrl.record RUN_DIR --out DIR"
         )
     try:
-        index = json.loads(file.read_bytes())
-    except ValueError as error:
+        index = parse_json(read_plain(file, LARGEST_INDEX))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is damaged: {error}") from error
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise ConfigError(f"{file} is not an index of recorded episodes ({FORMAT})")
@@ -215,18 +226,43 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 
 def map_arrays(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of a safetensors file without reading them: a length, a JSON header, the data."""
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(size))
-    header.pop("__metadata__", None)
-    data = np.memmap(file, np.uint8, "r", offset=8 + size)
-    return {
-        name: data[slice(*entry["data_offsets"])]
-        .view(DTYPES[entry["dtype"]])
-        .reshape(entry["shape"])
-        for name, entry in header.items()
-    }
+    """The arrays of a safetensors file without reading them: a length, a JSON header, the data.
+
+    Whatever its header claims, no byte outside the file is touched and none belongs to two arrays.
+    """
+    try:
+        with open_plain(file) as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            if size > LARGEST_HEADER:
+                raise ValueError(f"its header would have {size} bytes")
+            header = parse_json(stream.read(size))
+            data = np.memmap(stream, np.uint8, "r", offset=8 + size)
+        header.pop("__metadata__", None)
+        _check_places(header, data.size)
+        return {name: _array(data, entry) for name, entry in header.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ConfigError(f"{file} is damaged: {error}; record again") from error
+
+
+def _check_places(header: dict[str, Any], size: int) -> None:
+    """One array after the other, from the first byte to the last, as the format demands."""
+    end = 0
+    for first, last in sorted(tuple(entry["data_offsets"]) for entry in header.values()):
+        if type(first) is not int or type(last) is not int or first != end or last < first:
+            raise ValueError(f"an array lies from {first!r} to {last!r}, after {end}")
+        end = last
+    if end != size:
+        raise ValueError(f"its arrays have {end} bytes of {size}")
+
+
+def _array(data: np.ndarray, entry: dict[str, Any]) -> np.ndarray:
+    shape = entry["shape"]
+    if not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"an array has the shape {shape}")
+    if math.prod(max(n, 1) for n in shape) > max(data.size, 1):
+        raise ValueError(f"an array of shape {shape} is larger than the file")
+    first, last = entry["data_offsets"]
+    return data[first:last].view(DTYPES[entry["dtype"]]).reshape(shape)
 
 
 def obs_in(arrays: dict[str, np.ndarray], name: str = "obs") -> dict[str, np.ndarray]:

@@ -190,16 +190,20 @@ class TrainState(Tree):
     opt_state: Any
     obs_moments: Any  # Moments, or those of each vector by name
     reward_moments: Moments
-    # With `overlap`: (params, obs_moments) of one update before, which collected the rollout of
-    # the next update. Empty otherwise.
-    behind: Any = ()
+    # The models (params, obs_moments) of the last `lag` updates, oldest first; at the start of a
+    # run all of them are the first one.
+    behind: tuple[Any, ...] = ()
 
     def acting(self) -> TrainState:
         """As the actors see it: with the model that collects the rollout of update `step`."""
         if not self.behind:
             return self
-        params, obs_moments = self.behind
+        params, obs_moments = self.behind[0]
         return self.replace(params=params, obs_moments=obs_moments)
+
+    def next_behind(self) -> tuple[Any, ...]:
+        """`behind` after the next update: this model joins, the oldest leaves."""
+        return (*self.behind, (self.params, self.obs_moments))[1:]
 
 
 class Report(NamedTuple):

@@ -45,8 +45,8 @@ def equal(a: Snapshot, b: Snapshot) -> bool:
 
 
 def test_round_trip(tmp_path):
-    write_snapshot(tmp_path / "update-7", snapshot())
-    assert equal(read_snapshot(tmp_path / "update-7"), snapshot())
+    write_snapshot(tmp_path / "update-00000007", snapshot())
+    assert equal(read_snapshot(tmp_path / "update-00000007"), snapshot())
 
 
 def test_plain_safetensors_reads_the_weights(tmp_path):

@@ -78,8 +78,16 @@ def with_envs(config: Config, num_envs: int) -> Config:
     return dataclasses.replace(config, env=dataclasses.replace(config.env, num_envs=num_envs))
 
 
-@pytest.mark.parametrize("num_envs", [8, 32], ids=["whole", "two groups"])
-@pytest.mark.parametrize("config", [SMALL, SWING], ids=["cartpole", "halfcheetah"])
+@pytest.mark.parametrize(
+    ("config", "num_envs"),
+    [
+        (SMALL, 8),
+        pytest.param(SMALL, 32, marks=pytest.mark.slow),
+        pytest.param(SWING, 8, marks=pytest.mark.slow),
+        (SWING, 32),
+    ],
+    ids=["cartpole", "cartpole, two groups", "halfcheetah", "halfcheetah, two groups"],
+)
 def test_the_compiled_rollout_equals_the_python_loop(config, num_envs, monkeypatch):
     scan = Setup(with_envs(config, num_envs))
     loop = in_a_loop(scan.config, monkeypatch)

@@ -28,7 +28,7 @@ def programs(run_dir: Path, steps: int, flags: list[str]) -> Counter[str]:
 @pytest.mark.parametrize(
     "flags",
     [
-        [],
+        pytest.param([], marks=pytest.mark.slow),
         pytest.param(["--nprocs", "2"], marks=pytest.mark.slow),
         pytest.param(["--devices", "2"], marks=pytest.mark.slow),
     ],

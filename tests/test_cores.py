@@ -61,7 +61,7 @@ def by_flax(cls, params, size, carry, x, first):
     return state if cls is Lstm else (state,), jnp.stack(shown)
 
 
-@pytest.mark.parametrize("size", [8, cores.WIDE_CORE])
+@pytest.mark.parametrize("size", [pytest.param(8, marks=pytest.mark.slow), cores.WIDE_CORE])
 @pytest.mark.parametrize("cls", [Lstm, Gru])
 def test_values_and_gradients_equal_flaxs_cells(cls, size):
     x, first = inputs()

@@ -114,6 +114,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(small_disk, undisturbed):
     assert outcome(run_dir) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_run_directory_that_vanished_ends_the_run(tmp_path):
     run_dir = tmp_path / "run"

@@ -142,13 +142,20 @@ COMPILED = {
 WIDE_ANSWERS = ["FetchReach-v4", "MetaWorld/Reach-v3", "myoElbowPose1D6MRandom-v0", "parking-v0"]
 
 
-@pytest.mark.parametrize("env_id", COMPILED)
+LONG = {"Go1JoystickFlatTerrain-v1", "FrankaKitchen-v1", "myoElbowPose1D6MRandom-v0"}
+
+
+def slow_if_long(ids):
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in ids]
+
+
+@pytest.mark.parametrize("env_id", slow_if_long(COMPILED))
 def test_a_compiled_step_has_the_bits_of_a_python_step(env_id):
     assert make(env_id).needs_x64 == COMPILED[env_id]  # x64 would change what is compiled around
     compiled_step.check(env_id)
 
 
-@pytest.mark.parametrize("env_id", WIDE_ANSWERS)
+@pytest.mark.parametrize("env_id", slow_if_long(WIDE_ANSWERS))
 def test_doubles_are_not_written_into_buffers_for_floats(env_id):
     """In a child process: what it guards against is a crash."""
     command = [sys.executable, str(Path(compiled_step.__file__)), env_id]

@@ -25,7 +25,6 @@ from spmdrl.envs.ids import check_id
 from spmdrl.envs.jax_backend import JaxStepper, env_keys
 from spmdrl.envs.jax_protocol import Simulator
 from spmdrl.parallel.world import World
-from spmdrl.runtime.validate import validate
 from tests.children import CARTPOLE, python, succeed
 from tests.jax_envs import CartPole, Drawing, Ending
 from tests.spmd.runs import rows, run, updates
@@ -364,12 +363,6 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_compiled(how, an
     env = batch_of("Broken", how=how)
     with pytest.raises(ConfigError, match=re.escape(answer)):
         env.send(np.ones(3, np.int32))
-
-
-def test_overlap_is_refused():
-    config = dataclasses.replace(config_of(f"{OWN}:CartPole"), overlap=True)
-    with pytest.raises(ConfigError, match="overlap brings nothing"):
-        validate(config)
 
 
 # -- libraries, where they are installed

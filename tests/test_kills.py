@@ -7,9 +7,10 @@ import pytest
 from tests.faults.kills import run_trials
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.nightly), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_killed_runs_end_like_the_one_that_was_not(ranks, tmp_path):
     # Seeds that kill by the update reached: by the clock, a fast run may be over before.
     trials = run_trials(2, ranks, tmp_path, first_seed=5)

@@ -31,6 +31,7 @@ def test_every_block_of_python_on_the_page_is_a_file():
 CONFIGS = [name for name, text in BLOCKS.items() if "\nconfig = " in text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "my_config.py"])
 def test_every_config_of_the_page_trains(name, page, tmp_path):
     said = succeeds("train", page / name, *SMALL, "--run-dir", tmp_path / "run", cwd=tmp_path)

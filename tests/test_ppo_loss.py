@@ -32,11 +32,15 @@ class Given:
 GIVEN: Any = Given()  # all of a distribution that the loss asks for
 
 
+def constants_of(mean, scale, algo=ALGO):
+    return Constants(*map(jnp.float32, (mean, scale, EPS, algo.entropy_coef)))
+
+
 @functools.partial(jax.jit, static_argnames=("dist", "algo"))
 def evaluate(dist, dist_params, value, rows, algo=ALGO):
     """`(loss, sums, gradients)`, the last with respect to the network's two outputs."""
 
-    now = Constants(jnp.float32(0.0), jnp.float32(1.0), jnp.float32(EPS))
+    now = constants_of(0.0, 1.0, algo)
 
     def of_outputs(dist_params, value):
         return loss(algo, dist, now, Outputs(dist_params, value), rows)
@@ -358,7 +362,7 @@ def test_reset_rows_weigh_nothing_whatever_the_network_says(dist, output):
 
 def test_advantages_are_normalised_by_the_constants():
     # (3 - 1) * 0.5 = 1, so the loss is that of an advantage of 1.
-    now = Constants(jnp.float32(1.0), jnp.float32(0.5), jnp.float32(EPS))
+    now = constants_of(1.0, 0.5)
     outputs = Outputs(given([1.1]), jnp.zeros(1))
     _, sums = loss(ALGO, GIVEN, now, outputs, make_rows(1, advantage=[3.0]))
     np.testing.assert_allclose(sums["loss/policy"], -1.1, rtol=1e-6)
@@ -367,7 +371,7 @@ def test_advantages_are_normalised_by_the_constants():
 def test_sequences_of_rows_have_the_loss_of_the_same_rows_side_by_side():
     dist = DISTS[0]
     params, value, rows = random_problem(dist, seed=4)
-    now = Constants(jnp.float32(0.1), jnp.float32(2.0), jnp.float32(EPS))
+    now = constants_of(0.1, 2.0)
     flat = loss(ALGO, dist, now, Outputs(params, value), rows)
     cut = lambda x: np.reshape(x, (8, 5, *np.shape(x)[1:]))  # noqa: E731
     outputs, rows = jax.tree.map(cut, (Outputs(params, value), rows))

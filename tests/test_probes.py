@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmdrl.algos import Ppo
+from spmdrl.algos import Appo, Impala, Ppo
 from spmdrl.config import AlgoConfig, Config, EnvConfig, NetConfig, OptimConfig
 from spmdrl.nets.policy import variables_of
 from spmdrl.runtime.build import build_trainer
@@ -30,6 +30,8 @@ ALGORITHMS: dict[str, AlgoConfig] = {
     "ppo": Ppo(gamma=GAMMA, epochs=4, minibatches=2, entropy_coef=0.0),
     "sequences": SequencePpo(gamma=GAMMA, epochs=4, minibatches=2, entropy_coef=0.0),
     "a2c": A2c(gamma=GAMMA, entropy_coef=0.0),
+    "impala": Impala(gamma=GAMMA, minibatches=2, entropy_coef=0.0),
+    "appo": Appo(gamma=GAMMA, epochs=4, minibatches=2, entropy_coef=0.0),
 }
 TWO_TORSOS = NetConfig(hidden=(16,))
 VALUES = {
@@ -113,6 +115,7 @@ def test_without_memory_the_second_step_is_a_coin():
     assert answer(-1.0)[1] + answer(1.0)[1] == pytest.approx(0.0, abs=0.2)
 
 
+@pytest.mark.slow
 def test_the_probes_can_fail():
     """A wrong discount is seen by the probe that is there for it, and by no other."""
     wrong = replace(ALGORITHMS["ppo"], gamma=0.9)

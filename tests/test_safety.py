@@ -9,12 +9,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
 
 from spmdrl.parallel.guards import minority
 from spmdrl.parallel.spawn import mpirun_command
+from spmdrl.runtime import watchdog as watchdog_module
 from spmdrl.runtime.watchdog import Watchdog, start_folder
 
 
@@ -274,3 +276,32 @@ def test_a_rank_that_never_comes_ends_the_job():
     assert done.returncode == 3
     assert "ranks 1, 2 (of 3) did not start within" in done.stdout
     assert "--sync.start-timeout-s" in done.stdout
+
+
+def test_a_clock_that_is_off_does_not_make_a_rank_guilty(tmp_path, monkeypatch):
+    """Rank 1's clock is ten minutes behind and it beats; rank 2's is right, and it is silent."""
+    monkeypatch.setattr(watchdog_module, "LISTENING_S", 0.5)
+    watchdog = Watchdog(0, 3, tmp_path)
+    watchdog.INTERVAL = 0.1
+    watchdog.enter("wait", 7, 60.0)
+    watchdog._beat()
+    over = threading.Event()
+
+    def beat(rank: int, skew: float) -> None:
+        record = {"time": time.time() + skew, "update": 7, "phase": "wait", "host": "x", "pid": 1}
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(record))
+
+    def keep_beating() -> None:
+        while not over.wait(0.1):
+            beat(1, -600.0)
+
+    beat(1, -600.0)
+    beat(2, 0.0)
+    thread = threading.Thread(target=keep_beating)
+    thread.start()
+    try:
+        said = watchdog._laggard()
+    finally:
+        over.set()
+        thread.join()
+    assert said.startswith("Rank 2 has been silent")

@@ -80,9 +80,10 @@ def test_on_four_host_devices(tmp_path) -> None:
     )  # 2 tasks, 2 and 4
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.nightly)]
+)
 def test_under_mpirun(devices: int, tmp_path) -> None:
     files = run([*mpirun_command(2), *suite(tmp_path)], devices, tmp_path)
     assert len(files) == 2
@@ -113,7 +114,7 @@ def test_same_bits_on_one_core_as_on_all(tmp_path) -> None:
     assert len(hashes) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_verify_finds_the_same_bits_on_every_topology(capsys) -> None:
     """Among them 4 x 1, gather on 2 and on 3 ranks, and jax on 2 x 2, each by its own command."""

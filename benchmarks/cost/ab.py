@@ -61,7 +61,7 @@ COMPARISONS = {
     ),
     # Without the last update: with the flag, no rollout is collected beside it.
     "overlap": Comparison(
-        flags=("--overlap",),
+        flags=("--lag", "1"),
         tasks=[
             Task(f"{name}, {devices} device(s)", name.lower(), envs, steps, updates, skip=3,
                  flags=("--devices", str(devices)), tail=1)

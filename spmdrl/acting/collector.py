@@ -189,9 +189,9 @@ def acting_devices(config: Config, learners: list[jax.Device]) -> list[jax.Devic
     """Where the policy of each learner's environments acts.
 
     A device computes one thing after the other: an accelerator that learns could not act
-    meanwhile, so with `overlap` the processor does.
+    meanwhile, so the processor does if rollouts are collected ahead.
     """
-    if config.overlap and learners[0].platform != "cpu":
+    if config.collects_ahead and learners[0].platform != "cpu":
         return [host_device()] * len(learners)
     return learners
 

@@ -77,8 +77,9 @@ class SteppedActor:
             return act(policy, max(1, shards // len(envs)), variables, carry, obs, first, noise[t])
 
         self._noise, act_compiled = jax.jit(noise), jax.jit(act_at)
+        times = jax.device_put(list(np.arange(num_steps, dtype=np.int32)), self._device)
         self.groups = [
-            EnvGroup(env, cut, act_compiled, self._device)
+            EnvGroup(env, cut, act_compiled, times, self._device)
             for env, cut in zip(envs, cuts, strict=True)
         ]
         self.place(_side_by_side([initial_state(env, policy) for env in envs]))
@@ -137,8 +138,10 @@ class SteppedActor:
 class EnvGroup:
     """Environments that are stepped together, and where they are."""
 
-    def __init__(self, env: EnvBatch, rows: slice, act: Any, device: jax.Device):
-        self.env, self.rows, self._act, self._device = env, rows, act, device
+    def __init__(
+        self, env: EnvBatch, rows: slice, act: Any, times: Sequence[Array], device: jax.Device
+    ):
+        self.env, self.rows, self._act, self._times, self._device = env, rows, act, times, device
 
     def start(self, state: ActorState, variables: Any, noise: Array) -> None:
         carry = jax.device_put(state.carry, self._device)
@@ -147,8 +150,8 @@ class EnvGroup:
     def infer(self, t: int) -> None:
         """Dispatch inference for step t; returns before it is done."""
         s = self.state
-        obs, first, now = jax.device_put((s.obs, s.first, np.int32(t)), self._device)
-        self._pending = self._act(self._variables, s.carry, obs, first, self._noise, now)
+        obs, first = jax.device_put((s.obs, s.first), self._device)
+        self._pending = self._act(self._variables, s.carry, obs, first, self._noise, self._times[t])
 
     def step(self) -> None:
         """Wait for the inference and start the simulation."""
@@ -188,20 +191,29 @@ def groups_of(envs: int, shards: int) -> int:
 def collect_all(
     actors: Sequence[SteppedActor], inputs: Sequence[Any], num_steps: int, watch: Stopwatch
 ) -> list[tuple[Rollout, dict[str, Array]]]:
-    """A rollout of every actor; while one group is simulated, the devices infer for the others."""
+    """A rollout of every actor; while one group is simulated, the devices infer for the other.
+
+    A group's next step begins as soon as its own actions are there, whatever the other group does.
+    """
     for actor, given in zip(actors, inputs, strict=True):
         actor.start(*given)
-    groups = [(actor, group) for actor in actors for group in actor.groups]
+    turns = list(zip(*(actor.groups for actor in actors), strict=True))  # a group of each device
     watch.start()
-    for _, group in groups:
-        group.infer(0)
+    for groups in turns:
+        _begin_step(groups, 0, watch)
     for t in range(num_steps):
-        for _, group in groups:
-            group.step()
-        watch.lap("inference")
-        for actor, group in groups:
-            actor.receive(group, t)
+        for groups in turns:
+            for actor, group in zip(actors, groups, strict=True):
+                actor.receive(group, t)
+            watch.lap("env")
             if t + 1 < num_steps:
-                group.infer(t + 1)  # while the groups after it are simulated
-        watch.lap("env")
+                _begin_step(groups, t + 1, watch)
     return [actor.finish() for actor in actors]
+
+
+def _begin_step(groups: Sequence[EnvGroup], t: int, watch: Stopwatch) -> None:
+    for group in groups:
+        group.infer(t)  # on all devices at once
+    for group in groups:
+        group.step()
+    watch.lap("inference")

@@ -1,6 +1,8 @@
 """Algorithms, one file each; light to import, so that a config can name one before jax loads."""
 
+from spmdrl.algos.appo import Appo
 from spmdrl.algos.base import Algorithm, Minibatch, Models, Moment, Outputs
+from spmdrl.algos.impala import Impala
 from spmdrl.algos.ppo import Ppo
 
-__all__ = ["Algorithm", "Minibatch", "Models", "Moment", "Outputs", "Ppo"]
+__all__ = ["Algorithm", "Appo", "Impala", "Minibatch", "Models", "Moment", "Outputs", "Ppo"]

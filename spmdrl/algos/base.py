@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jaxtyping import Bool, Float, Int, Shaped
 
@@ -52,6 +52,7 @@ class Outputs(NamedTuple):
 
     dist_params: Float[Array, "*rows _"]
     value: Float[Array, "*rows"]
+    last_value: Any = ()  # `[b]`, of the observation after the last step, if the loss bootstraps
 
 
 class Minibatch(NamedTuple):
@@ -100,6 +101,11 @@ class Algorithm:
     and whether it ended an epoch."""
     summary: Callable[[Any], Reports] = no_summary
     """Metrics of the whole update, from `sums`."""
+    bootstraps: bool = False
+    """Whether `loss` makes returns of the network's own values, of minibatches of whole
+    environments: then it is given those after a time limit and after the last step too."""
+    reduce: Literal["mean", "sum"] = "mean"
+    """Whether the step is along the gradient of the mean or of the sum over valid rows."""
 
 
 # ---------------------------------------------------------------------------------------------

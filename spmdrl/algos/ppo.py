@@ -44,6 +44,8 @@ class Ppo(AlgoConfig):
     """Clip the value update by clip_eps too."""
     entropy_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
+    entropy_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """linear and cosine go to 0 at the end of the run."""
     value_coef: NonNegative = 0.5
     """Weight of the value loss."""
     normalize_advantage: Literal["none", "minibatch", "batch"] = "minibatch"
@@ -135,6 +137,7 @@ class Constants(NamedTuple):
     mean: Float[Array, ""]  # of the advantages
     scale: Float[Array, ""]  # 1 over their deviation
     clip_eps: Float[Array, ""]
+    entropy_coef: Float[Array, ""]
 
 
 def constants(ppo: Ppo, total: Sums, moment: Moment) -> Constants:
@@ -142,7 +145,9 @@ def constants(ppo: Ppo, total: Sums, moment: Moment) -> Constants:
     if ppo.normalize_advantage != "none":
         index = moment.index if ppo.normalize_advantage == "minibatch" else 0
         mean, scale = center_and_scale(total["powers"][index])
-    return Constants(mean, scale, scheduled(ppo.clip_eps, ppo.clip_schedule, moment.left))
+    clip_eps = scheduled(ppo.clip_eps, ppo.clip_schedule, moment.left)
+    entropy_coef = scheduled(ppo.entropy_coef, ppo.entropy_schedule, moment.left)
+    return Constants(mean, scale, clip_eps, entropy_coef)
 
 
 def center_and_scale(powers: Float[Array, "3"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -172,7 +177,7 @@ def loss(
         "ppo/clip_frac": (jnp.abs(ratio - 1.0) > now.clip_eps).astype(jnp.float32),
     }
     total = {name: valid_sum(rows.weight, term) for name, term in terms.items()}
-    bonus = ppo.entropy_coef * total["loss/entropy"]
+    bonus = now.entropy_coef * total["loss/entropy"]
     return total["loss/policy"] + ppo.value_coef * total["loss/value"] - bonus, total
 
 

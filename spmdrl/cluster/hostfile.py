@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 
 from spmdrl.config import ConfigError, suggest
+from spmdrl.runtime.files import read_plain
 
 __all__ = [
     "Host", "as_text", "mpirun_over_hosts", "read_cluster", "read_hostfile", "ssh_advice",
@@ -30,6 +31,7 @@ HEADER = (
     "ssh_username",
     "ssh_password",
 )
+LARGEST_LIST = 1 << 22  # bytes: a hundred thousand hosts
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 # After `time` silent seconds mpirun probes a host every `intvl` seconds, `probes` times, then gives
@@ -71,7 +73,8 @@ def _parse_host(where: str, words: Sequence[str]) -> Host:
 
 def read_cluster(path: str) -> list[Host]:
     """Hosts of the old CSV: one row per process; a slot for each of its GPUs, or one."""
-    rows = csv.reader(line for _, line in _lines(path))
+    # Each line by itself: a quoted line break would join the names of two hosts.
+    rows = (cells for _, line in _lines(path) for cells in csv.reader([line]))
     header = [cell.strip() for cell in next(rows, [])]
     _check_header(path, header)
     hosts = []
@@ -121,8 +124,8 @@ def _gpus(where: str, text: str) -> tuple[str, ...]:
 
 def _lines(path: str) -> Iterable[tuple[str, str]]:
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_plain(Path(path), LARGEST_LIST).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     return [(f"{path}, line {i}", line) for i, line in enumerate(text.splitlines(), start=1)]
 
@@ -134,7 +137,7 @@ def _name(where: str, text: str) -> str:
 
 
 def _number(where: str, name: str, text: str, low: int, high: int) -> int:
-    if not text.isdecimal() or not low <= int(text) <= high:
+    if not re.fullmatch("[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise ConfigError(f"{where}: {name} is {text!r}, but must be from {low} to {high}")
     return int(text)
 
@@ -162,6 +165,8 @@ def _merge(path: str, hosts: Sequence[Host]) -> list[Host]:
 
 def mpirun_over_hosts(hosts: Sequence[Host], program: Sequence[str]) -> list[str]:
     """mpirun over the hosts; a part for each run of hosts that show the same GPUs."""
+    if ":" in program:
+        raise ConfigError("a word that is only ':' would begin a new part of the mpirun command")
     command = ["mpirun", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *_ssh_args(hosts)]
     for name, value in KEEPALIVE.items() if len(hosts) > 1 else []:
         command += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]

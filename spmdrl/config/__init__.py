@@ -2,7 +2,7 @@
 
 from spmdrl.config.reading import load, read_file, with_flags
 from spmdrl.config.rules import ConfigError, suggest
-from spmdrl.config.saved import changes, flatten, from_json, to_json
+from spmdrl.config.saved import changes, flatten, from_json, parse_json, to_json
 from spmdrl.config.schema import (
     EXIT_BAD_INPUT,
     EXIT_FAULT,
@@ -21,6 +21,6 @@ from spmdrl.config.schema import (
 __all__ = [
     "EXIT_BAD_INPUT", "EXIT_FAULT", "EXIT_STOPPED", "AlgoConfig", "CheckpointConfig", "Config",
     "ConfigError", "EnvConfig", "EvalConfig", "LogConfig", "NetConfig", "OptimConfig",
-    "SyncConfig", "changes", "flatten", "from_json", "load", "read_file", "suggest", "to_json",
-    "with_flags",
+    "SyncConfig", "changes", "flatten", "from_json", "load", "parse_json", "read_file",
+    "suggest", "to_json", "with_flags",
 ]  # fmt: skip

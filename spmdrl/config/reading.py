@@ -6,16 +6,20 @@ overridden on the command line by its name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import itertools
 import json
+import os
 import re
+import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from spmdrl.config import own_code
 from spmdrl.config.option_flags import read_pairs, take_options
@@ -24,6 +28,9 @@ from spmdrl.config.schema import Config
 from spmdrl.config.typed_words import as_typed, check_known
 
 __all__ = ["load", "read_file", "with_flags"]
+
+PATIENCE_S = 2.0  # a config file takes milliseconds, with an import of jax a second
+RENAMED = {"overlap": "lag=1"}  # fields that config files may still have
 
 
 def load(argv: Sequence[str]) -> Config:
@@ -112,14 +119,17 @@ def read_file(path: str) -> Config:
         what = "is not a file" if file.exists() else "does not exist"
         raise ConfigError(f"config file {path} {what}{_similar_file(file)}")
     try:
-        module = own_code.execute(file)
-        config = module.get_config() if hasattr(module, "get_config") else _config_in(module)
+        with _watched(path):
+            module = own_code.execute(file)
+            config = module.get_config() if hasattr(module, "get_config") else _config_in(module)
     except Exception as error:
         raise ConfigError(f"config file {path} failed: {_explain(error, file)}") from error
     except SystemExit as leaving:  # else a run would end, finished by the look of its exit code
         raise ConfigError(
             f"config file {path} ended by sys.exit({leaving.code!r}); it must only define things"
         ) from leaving
+    except GeneratorExit as error:
+        raise ConfigError(f"config file {path} failed: GeneratorExit") from error
     if not isinstance(config, Config):
         raise ConfigError(
             f"config file {path} must define `config = Config(...)` or `get_config()` that "
@@ -127,6 +137,33 @@ def read_file(path: str) -> Config:
         )
     check_fields(config)
     return config
+
+
+@contextlib.contextmanager
+def _watched(path: str) -> Iterator[None]:
+    """Say it when the file runs for long, and take `os._exit` for what it is: exit code 0 means
+    that a training has finished."""
+
+    def say() -> None:
+        said = f"spmdrl: config file {path} has been running for {PATIENCE_S:.0f} s"
+        print(said, file=sys.stderr, flush=True)
+
+    leave, owner = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != owner:  # a child that the file has forked
+            leave(status)
+        raise SystemExit(status)
+
+    timer = threading.Timer(PATIENCE_S, say)
+    timer.daemon = True
+    timer.start()
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave
+        timer.cancel()
 
 
 def _config_in(module: ModuleType) -> object:
@@ -142,6 +179,8 @@ def _explain(error: Exception, file: Path) -> str:
     if lines and not isinstance(error, SyntaxError):  # which says its line itself
         text += f" ({lines[-1].filename}, line {lines[-1].lineno})"
     wrong = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if wrong and wrong[2] in RENAMED:
+        return f"{text}; write {RENAMED[wrong[2]]}"
     return text + (suggest(wrong[2], _fields_of_class(wrong[1])) if wrong else "")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 __all__ = [
-    "FIXED", "FREE", "ConfigError", "Count", "Field", "NonNegative", "Positive", "Range", "Seed",
-    "Share", "at_least", "check_fields", "fields_of", "suggest",
+    "FIXED", "FREE", "NAME", "PATH", "WINDOW", "ConfigError", "Count", "Field", "NonNegative",
+    "Positive", "Range", "Seed", "Share", "at_least", "check_fields", "fields_of", "suggest",
 ]  # fmt: skip
 
 
@@ -51,7 +52,29 @@ Count = Annotated[int, at_least(1)]
 Positive = Annotated[float, Range("above 0 and finite", lambda x: 0.0 < x < INFINITY)]
 NonNegative = Annotated[float, Range("0 or more and finite", lambda x: 0.0 <= x < INFINITY)]
 Share = Annotated[float, Range("between 0 and 1", lambda x: 0.0 <= x <= 1.0)]
+WINDOW = Range("from 1 to 1000000", lambda x: 1 <= x <= 1_000_000)
 Seed = Annotated[int, Range("from 0 to 2147483647", lambda x: 0 <= x < 2**31)]
+
+
+def _is_name(text: str) -> bool:
+    """Whether it can begin a folder's name below runs/, with a seed and a date after it."""
+    parts = text.split("/")
+    stays = text == "" or not any(part in ("", ".", "..") for part in parts)
+    return text.isprintable() and stays and all(len(os.fsencode(part)) <= 200 for part in parts)
+
+
+def _is_path(path: str | None) -> bool:
+    """Whether the system takes it; the empty one would silently mean something else."""
+    if path is None:
+        return True
+    if not path.strip() or not path.isprintable():
+        return False
+    parts = [os.fsencode(part) for part in path.split("/")]
+    return max(map(len, parts)) <= 255 and sum(map(len, parts)) + len(parts) <= 4000
+
+
+NAME = Range("printable, of at most 200 bytes and without .. or / at its ends", _is_name)
+PATH = Range("a path that is not empty, printable, with at most 255 bytes in each part", _is_path)
 
 
 @dataclass(frozen=True)

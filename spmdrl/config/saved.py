@@ -16,7 +16,7 @@ from typing import Any
 from spmdrl.config.rules import ConfigError, fields_of, suggest
 from spmdrl.config.schema import DEFAULT_ALGORITHM, AlgoConfig, Config, algorithm_class
 
-__all__ = ["ForeignAlgo", "changes", "flatten", "from_json", "to_json"]
+__all__ = ["ForeignAlgo", "changes", "flatten", "from_json", "parse_json", "to_json"]
 
 OURS = "spmdrl.algos."
 TYPE = "type"  # beside the algorithm's fields
@@ -39,9 +39,19 @@ def to_json(config: Config) -> str:
     return json.dumps(values, indent=2)
 
 
-def from_json(text: str, own_algo: type[AlgoConfig] | None = None) -> Config:
+def parse_json(data: str | bytes) -> Any:
+    """ValueError for whatever is no JSON, brackets by the thousand included."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def from_json(text: str | bytes, own_algo: type[AlgoConfig] | None = None) -> Config:
     """`own_algo` is the class of an algorithm from outside this package, if there is one."""
-    values = json.loads(text)
+    values = parse_json(text)
+    if values.pop("overlap", False):  # what lag 1 was called once
+        values["lag"] = 1
     algo = dict(values.pop("algo", {}))
     cls = _algorithm(algo.pop(TYPE, DEFAULT_ALGORITHM), own_algo)
     if cls is ForeignAlgo:

@@ -14,6 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from spmdrl.config.rules import (
     FIXED,
     FREE,
+    NAME,
+    PATH,
+    WINDOW,
     ConfigError,
     Count,
     NonNegative,
@@ -150,6 +153,8 @@ class AlgoConfig:
 
     selects: ClassVar[Literal["steps", "sequences"]] = "steps"
     """Minibatches of single steps of every environment, or of whole environments."""
+    corrects_lag: ClassVar[bool] = False
+    """Whether targets allow for rollouts of an older policy; said at the start of a run."""
     panel: ClassVar[tuple[tuple[str, str, str], ...]] = ()
     """Metrics in the live panel: name, label, format."""
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -226,7 +231,7 @@ class SyncConfig:
 class LogConfig:
     every: Count = 1
     """Updates between two rows of metrics."""
-    window: Count = 100
+    window: Annotated[int, WINDOW] = 100
     """Episodes in the reported mean return."""
     panel: Literal["auto", "on", "off"] = "auto"
     """Live panel; auto shows it on a terminal and prints plain lines elsewhere."""
@@ -282,9 +287,9 @@ def default_algorithm() -> AlgoConfig:
 class Config:
     """A training run. Sizes are global: more ranks change the speed, not what is learned."""
 
-    run_dir: Annotated[str | None, FREE] = None
+    run_dir: Annotated[str | None, PATH, FREE] = None
     """Where everything goes; an existing run is resumed. By default a new folder under runs/."""
-    name: Annotated[str, FREE] = ""
+    name: Annotated[str, NAME, FREE] = ""
     """Name of the run; by default that of the config file."""
     seed: Seed = 1
     """Seed from which everything random derives."""
@@ -298,9 +303,9 @@ class Config:
     """Ranks to start on this machine; auto: one per core."""
     devices: Annotated[int, at_least(0), FREE] = 0
     """Devices per rank; 0 takes one on CPU and all visible ones on GPU."""
-    overlap: bool = False
-    """Collect the next rollout while learning from this one, with parameters one update old.
-    Changes what is learned; useful when simulation would leave an accelerator idle."""
+    lag: Annotated[int, Range("from 0 to 16", lambda x: 0 <= x <= 16)] = 0
+    """Rollouts come from the model of so many updates before. From 1 on, the next one is collected
+    while this one is learned from, where processor and learner can work side by side."""
     restart: Annotated[bool, FREE] = False
     """Move an existing run directory aside and start over, instead of resuming."""
 
@@ -322,6 +327,13 @@ class Config:
     def learns_from(self) -> Literal["steps", "sequences"]:
         """What minibatches consist of; a network with memory needs whole sequences."""
         return "sequences" if self.net.core != "none" else self.algo.selects
+
+    @property
+    def collects_ahead(self) -> bool:
+        """Whether the next rollout is collected beside an update: its model must be there, and
+        neither the other ranks' update nor a simulator on the learner's device in the way."""
+        beside = self.sync.strategy == "allreduce" and self.env.backend != "jax"
+        return self.lag > 0 and beside
 
     @property
     def num_updates(self) -> int:

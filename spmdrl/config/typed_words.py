@@ -20,7 +20,8 @@ TRUE = {"true", "yes", "on", "1"}
 FALSE = {"false", "no", "off", "0"}
 
 ALIKE = 0.65  # from 0 to 1, as difflib counts
-ELSEWHERE = {  # what other libraries call it
+ELSEWHERE = {  # what other libraries call it, or an older version of this one
+    "overlap": "--lag 1", "no-overlap": "--lag 0",
     "learning-rate": "--optim.lr", "env": "--env.id", "env-id": "--env.id", "output": "--run-dir",
     "steps": "--total-steps", "total-timesteps": "--total-steps", "timesteps": "--total-steps",
 }  # fmt: skip
@@ -158,7 +159,7 @@ def _spellings(name: str, kind: Any) -> list[str]:
 def _nearest(typed: str, flags: Sequence[str]) -> str:
     """By what other libraries call it; else by its whole name or the last part of it."""
     name = typed.removeprefix("--")
-    if ELSEWHERE.get(name) in flags:
+    if ELSEWHERE.get(name, "").partition(" ")[0] in flags:
         return f"; did you mean {ELSEWHERE[name]}?"
     likeness = {flag: _likeness(name, flag.removeprefix("--")) for flag in flags}
     best = max(likeness, key=lambda flag: likeness[flag])

@@ -37,6 +37,7 @@ CLOSING_S = 3.0  # for environments to close themselves
 DYING_S = 5.0  # for a process whose socket is closed
 DUMPING_S = 1.0  # for the stack of one that hangs
 START_FACTOR = 10.0
+TURN_S = 0.1  # to wait for one worker alone, before all are listened to
 
 
 def start_limit(timeout_s: float) -> float:
@@ -50,6 +51,8 @@ class Worker:
     def __init__(self, task: Task, block: int):
         self.task = task
         self.link, theirs = socket.socketpair()
+        self._poll = select.poll()
+        self._poll.register(self.link, select.POLLIN)
         self._trace = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
         passed = (theirs.fileno(), block, self._trace.fileno())
         command = [sys.executable, "-m", "spmdrl.envs.worker_process", *map(str, passed)]
@@ -71,6 +74,19 @@ class Worker:
     def wake(self) -> None:
         with contextlib.suppress(OSError):
             self.link.send(STEP)
+
+    def await_answer(self, seconds: float) -> None:
+        """Return when it has said something, has gone, or the time is over."""
+        self._poll.poll(1000 * seconds)
+
+    def is_done(self) -> bool:
+        """Whether it has told that the step is done; anything else is left for `answer`."""
+        try:
+            if self.link.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) != DONE:
+                return False
+        except OSError:  # it has said nothing yet, or has gone
+            return False
+        return self.link.recv(1) == DONE
 
     def answer(self) -> tuple[dict[str, Any], bytes]:
         """What it says, of which there is something; EOFError from one that has gone."""
@@ -199,7 +215,12 @@ class WorkerProcesses:
             worker.wake()
 
     def finish_step(self) -> None:
-        self._wait(self._workers, self._timeout_s)
+        # The last to be woken is about the last to be done: whoever waits for it finds the answers
+        # of the others there, instead of waking for each and taking the core from those behind.
+        self._workers[-1].await_answer(min(TURN_S, self._timeout_s))
+        late = [worker for worker in self._workers if not worker.is_done()]
+        if late:
+            self._wait(late, self._timeout_s)
 
     def render(self) -> np.ndarray:
         self._workers[0].ask(do="render")

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from spmdrl.algos.base import Algorithm, Minibatch, Outputs, mask_rows
 from spmdrl.learning.minibatches import Sequences, Steps
@@ -66,7 +66,7 @@ def step_gradient(
     t, b = selector.rows(order, index)
 
     def chunk_sums(t: Array, b: Array) -> tuple[Sums, Any]:
-        rows = take_rows(rollout, targets, (t, b))
+        rows = take_rows(rollout, targets, rollout.valid, (t, b))
         return chunk_gradient(algorithm, policy, state, rows, constants)
 
     size = chunk_rows(t.size, at_once, _has_image(rollout.obs))
@@ -74,11 +74,11 @@ def step_gradient(
     return sums | {"grads": chunked_dense.add_kernels(sums["grads"], *factors)}
 
 
-def take_rows(rollout: Rollout, targets: Any, at: Any) -> Minibatch:
-    """The rows at `[T, B]` index `at`. Observations of rows without weight are zero."""
-    weight = rollout.valid[at].astype(jnp.float32)
+def take_rows(rollout: Rollout, targets: Any, shown: Bool[Array, "T B"], at: Any) -> Minibatch:
+    """The rows at `[T, B]` index `at`. Observations that are not `shown` are zero."""
+    weight, seen = (x[at].astype(jnp.float32) for x in (rollout.valid, shown))
     return Minibatch(
-        obs=jax.tree.map(lambda x: _masked_floats(weight, x[at]), rollout.obs),
+        obs=jax.tree.map(lambda x: _masked_floats(seen, x[at]), rollout.obs),
         first=rollout.first[at],
         action=rollout.action[at],
         log_prob=rollout.log_prob[at],
@@ -170,13 +170,28 @@ def sequence_gradient(
     """All steps of minibatch `index`'s environments, from the carry with which they began."""
     rollout, targets, order = shard
     envs = selector.envs(order, index)
-    rows = take_rows(rollout, targets, (slice(None), envs))
-    carry = jax.tree.map(lambda x: x[envs], rollout.carry)
+    shown = with_limits(rollout) if algorithm.bootstraps else rollout.valid
+    rows = take_rows(rollout, targets, shown, (slice(None), envs))
+    carry, *last = jax.tree.map(
+        lambda x: x[envs], (rollout.carry, rollout.last_obs, rollout.last_first)
+    )
 
     def loss(params: Params) -> tuple[Array, Any]:
         variables = variables_of(params, state.obs_moments)
-        _, dist_params, value = policy.unroll(variables, carry, rows.obs, rows.first)
-        return algorithm.loss(policy.dist, constants, Outputs(dist_params, value), rows)
+        after, dist_params, value = policy.unroll(variables, carry, rows.obs, rows.first)
+        outputs = Outputs(dist_params, value)
+        if algorithm.bootstraps:
+            # Cut off before it: the observation of a simulation that diverged may be NaN, whose
+            # gradient would be too.
+            _, _, v_last = policy.apply(*jax.lax.stop_gradient((variables, after)), *last)
+            outputs = outputs._replace(last_value=v_last)
+        return algorithm.loss(policy.dist, constants, outputs, rows)
 
     grads, reports = jax.grad(loss, has_aux=True)(state.params)
     return {"grads": grads, "reports": reports, "count": rows.weight.sum()}
+
+
+def with_limits(rollout: Rollout) -> Bool[Array, "T B"]:
+    """Valid rows, and those whose observation is the last one before a time limit."""
+    limit = rollout.truncated & ~rollout.terminated
+    return rollout.valid | jnp.concatenate([jnp.zeros_like(limit[:1]), limit[:-1]])

@@ -173,7 +173,8 @@ def apply_gradient(
     size = sum(x.size for x in jax.tree.leaves(state.params))
     gradient, total = learner.wire.unpack(size, vector)
     count = jnp.maximum(total["count"], 1.0)
-    gradient = gradient / count
+    if algorithm.reduce == "mean":
+        gradient = gradient / count
     report = {name: s / count for name, s in total["reports"].items()}
     report["optim/grad_norm"] = jnp.sqrt(jnp.sum(gradient**2))
     lr = learning_rate(learner.config, state.step)
@@ -203,7 +204,7 @@ def finish(
 ) -> tuple[tuple[TrainState, Report], Any]:
     """Count the update, take over the moments, and average the minibatches' reports.
 
-    `before` is the state that the update began with; only `overlap` reads it.
+    `before` is the state that the update began with; only `lag` needs it.
     """
     state, config = progress.state, learner.config
     weight, gradients = reports.pop("weight"), reports.pop("nonfinite").sum(0)
@@ -220,10 +221,9 @@ def finish(
     state = state.replace(
         step=state.step + 1, obs_moments=obs_moments, reward_moments=reward_moments
     )
-    if config.overlap:
-        assert before is not None
-        state = state.replace(behind=(before.params, before.obs_moments))
-        metrics["overlap/lag"] = (before.step > 0).astype(jnp.float32)
+    if before is not None:
+        state = state.replace(behind=before.next_behind())
+        metrics["rollout/lag"] = jnp.minimum(before.step, config.lag).astype(jnp.float32)
     nonfinite = jnp.concatenate([sums["nonfinite"], gradients[None]])
     return (state, Report(metrics, nonfinite)), ()
 

@@ -41,7 +41,7 @@ def init_train_state(
         opt_state=make_optimizer(config.optim).init(params),
         obs_moments=obs_moments,
         reward_moments=moments.init(()) if model is None else model["reward_moments"],
-        behind=(params, obs_moments) if config.overlap else (),
+        behind=((params, obs_moments),) * config.lag,
     )
 
 

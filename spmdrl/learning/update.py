@@ -83,12 +83,13 @@ def run_update(
         return run(APPLY, progress, vector, sums)[0]
 
     progress, reports = run.repeat(step, run.place(begin(state)), learner.num_gradients)
-    before = state if learner.config.overlap else None
+    before = state if learner.config.lag else None
     return run(FINISH, before, progress, prepared, sums, reports)[0]
 
 
 def begin(state: TrainState) -> Progress:
     skipped, index = (np.zeros((), np.int32) for _ in range(2))  # each donated on its own
+    state = state.replace(behind=())  # no gradient reads or changes it
     return Progress(state=state, stopped=np.zeros((), bool), skipped=skipped, index=index)
 
 
@@ -138,7 +139,7 @@ class Staged:
 
         ins = tuple(self._specs[kind] for kind in stage.takes)
         outs = (self._specs[stage.keeps], P())
-        donates = () if self._learner.config.overlap else stage.donates
+        donates = () if self._learner.config.lag else stage.donates
         return jax.jit(_sharded(on_devices, self._mesh, ins, outs), donate_argnums=donates)
 
     def repeat(self, step: Callable[..., Any], start: Any, count: int) -> tuple[Any, Any]:
@@ -161,8 +162,8 @@ def make_update(learner: Learner, mesh: Mesh) -> Update:
 
     sharded = _sharded(update, mesh, (P(), rollout_specs(), P()), P())
     compiled = private_jit if learner.sync.mpi_in_step else jax.jit
-    # The old state's memory becomes the new one's, unless actors still use it.
-    return compiled(sharded, donate_argnums=() if learner.config.overlap else (0,))
+    # The old state's memory becomes the new one's, unless its model acts again.
+    return compiled(sharded, donate_argnums=() if learner.config.lag else (0,))
 
 
 def _sharded(function: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any) -> Callable[..., Any]:

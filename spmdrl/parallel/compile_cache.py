@@ -57,6 +57,8 @@ def publish(environ: MutableMapping[str, str] = os.environ) -> None:
     work = Path(environ.get(VARIABLE, "."))
     if not work.name.startswith(WORK):
         return
+    for file in work.glob("*-cache"):
+        file.chmod(0o600)  # jax leaves that to the umask
     for entry in _entries(work):
         if not entry.name.startswith(f"jit_{PRIVATE}"):
             with contextlib.suppress(OSError):  # it is there already, or the disk is full

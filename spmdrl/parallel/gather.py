@@ -39,6 +39,8 @@ def gathered(update: Update, world: World, mesh: Mesh) -> Update:
             metrics = {k: np.asarray(v).tolist() for k, v in report.metrics.items()}
             gradient = np.asarray(report.nonfinite)[-1].tolist()
             answer = {"metrics": metrics, "gradient": gradient}
+        else:
+            state = state.replace(behind=state.next_behind())
         answer = world.broadcast_json(answer)
         metrics = {name: np.asarray(value) for name, value in answer["metrics"].items()}
         nonfinite = _blame(sound, np.asarray(answer["gradient"]), devices)

@@ -43,12 +43,13 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether it is a plain file of this user, not a link to one."""
+    """Whether it is a plain file that only this user can write, not a link to one."""
     try:
         found = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    return own and not found.st_mode & 0o022
 
 
 def write_own(path: Path, text: str) -> None:

@@ -66,7 +66,8 @@ def end_with_parent() -> None:
 
 def mpirun_command(nprocs: int) -> list[str]:
     """mpirun with a binding that keeps the ranks out of each other's way."""
-    command = [find_mpirun(), "-np", str(nprocs)]
+    # Ranks of one machine share memory. With TCP beside it each would listen on every interface.
+    command = [find_mpirun(), "-np", str(nprocs), "--mca", "btl", "self,sm"]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
     # Two mpiruns side by side would bind their ranks to the same first cores.

@@ -59,8 +59,9 @@ class Trainer:
 
 @jax.jit
 def next_step(state: TrainState) -> TrainState:
-    """The same model, for the rollout of the next update."""
-    return state.replace(step=state.step + 1, opt_state=(), behind=())
+    """The model that collects the rollout of the next update, known before this one is done."""
+    later = state.replace(step=state.step + 1, opt_state=(), behind=state.next_behind())
+    return later.acting().replace(behind=())
 
 
 def build_trainer(

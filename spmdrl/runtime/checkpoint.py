@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +22,16 @@ import numpy as np
 from safetensors.numpy import load_file
 from safetensors.numpy import save as save_bytes
 
-from spmdrl.runtime.files import fsync, replace_file, write_flushed
+from spmdrl.config import parse_json
+from spmdrl.runtime.files import (
+    fsync,
+    is_plain_file,
+    read_json,
+    read_plain,
+    replace_file,
+    set_aside,
+    write_flushed,
+)
 from spmdrl.trees import CheckpointError, from_named, to_named
 
 __all__ = [
@@ -31,7 +42,8 @@ __all__ = [
 PREFIX = "update-"
 MANIFEST = "manifest.json"
 META = "meta.json"
-DAMAGED = "damaged-"
+DAMAGED = "damaged-"  # how `set_aside` begins a name
+NAME = re.compile(rf"{PREFIX}([0-9]{{8}}|[1-9][0-9]{{8,17}})")
 
 
 @dataclass(frozen=True)
@@ -60,13 +72,19 @@ def write_snapshot(place: Path, snapshot: Snapshot) -> None:
         manifest = json.dumps(seal(snapshot.step, digests))
         write_flushed(temporary / MANIFEST, manifest.encode())
         fsync(temporary)
-        if place.exists():  # the same update, saved again after a resume
-            shutil.rmtree(place)
+        _make_way(place)
         os.rename(temporary, place)
         fsync(place.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _make_way(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)  # the same update, saved again after a resume
+    elif os.path.lexists(place):
+        set_aside(place)  # none of ours, and it must not end the run
 
 
 def _files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
@@ -87,13 +105,10 @@ def seal(step: int, files: dict[str, Any]) -> dict[str, Any]:
 def read_snapshot(place: Path) -> Snapshot:
     """Verify every byte, then load; raise CheckpointError for any damage."""
     try:
-        manifest = json.loads((place / MANIFEST).read_bytes()[:1_000_000])
-        step, files = manifest["step"], manifest["files"]
-        if manifest != seal(step, files):
-            raise CheckpointError("the manifest does not match its own digest")
+        step, files = _read_manifest(place)
         for name, expected in files.items():
             _verify(place, name, expected)
-        meta = json.loads((place / META).read_text())
+        meta = parse_json(read_plain(place / META))
         groups = [Path(name).stem for name in files if name.endswith(".safetensors")]
         arrays = {group: load_file(place / f"{group}.safetensors") for group in groups}
     except CheckpointError:
@@ -103,11 +118,30 @@ def read_snapshot(place: Path) -> Snapshot:
     return Snapshot(step, arrays, meta)
 
 
+def _read_manifest(place: Path) -> tuple[int, dict[str, Any]]:
+    if place.is_symlink() or not is_plain_file(place / MANIFEST):
+        raise CheckpointError(f"it is a link, or has no {MANIFEST}")
+    manifest = parse_json(read_plain(place / MANIFEST, 1_000_000))
+    step, files = manifest["step"], manifest["files"]
+    if manifest != seal(step, files):
+        raise CheckpointError("the manifest does not match its own digest")
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"the manifest is of update {step!r}")
+    if place.name.startswith(PREFIX) and place.name != name_of(step):
+        raise CheckpointError(f"the manifest is of update {step}, the folder {place.name}")
+    return step, files
+
+
+def name_of(step: int) -> str:
+    """Of the folder."""
+    return f"{PREFIX}{step:08d}"
+
+
 def _verify(place: Path, name: str, expected: dict[str, Any]) -> None:
     if Path(name).name != name or name.startswith("."):
         raise CheckpointError(f"the manifest names {name!r}, which is not a file of a checkpoint")
     file = place / name
-    if file.is_symlink() or not file.is_file():
+    if not is_plain_file(file):
         raise CheckpointError(f"{name} is missing")
     if file.stat().st_size != expected["bytes"]:
         raise CheckpointError(
@@ -142,11 +176,16 @@ class Checkpointer:
         """Updates after which a checkpoint exists, oldest first."""
         if not self.folder.is_dir():
             return []
-        names = [p.name.removeprefix(PREFIX) for p in self.folder.glob(f"{PREFIX}*")]
-        return sorted(int(name) for name in names if name.isdigit())
+        found = (NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def strays(self) -> list[str]:
+        """What resembles a checkpoint by its name, and is none."""
+        names = [path.name for path in self.folder.glob(f"{PREFIX}*")]
+        return sorted(name for name in names if not NAME.fullmatch(name))
 
     def path(self, step: int) -> Path:
-        return self.folder / f"{PREFIX}{step:08d}"
+        return self.folder / name_of(step)
 
     def save(self, snapshot: Snapshot) -> None:
         self.folder.mkdir(exist_ok=True)  # not its parents: a vanished run must not come back empty
@@ -161,28 +200,21 @@ class Checkpointer:
         None only where there never was one: if all are damaged, that is an error.
         """
         steps = self.steps()
+        for name in self.strays():
+            warn(f"{self.folder / name} is no checkpoint by its name, and is left alone")
         for step in reversed(steps):
             try:
                 snapshot = read_snapshot(self.path(step))
                 check(snapshot)
                 return snapshot
             except CheckpointError as error:
-                aside = self._set_aside(step)
+                aside = set_aside(self.path(step))
                 warn(f"checkpoint of update {step} is damaged ({error}); set aside as {aside}")
         if steps or any(self.folder.glob(f"{DAMAGED}*")):
             raise CheckpointError(
                 f"no intact checkpoint is left in {self.folder}; to start over use --restart"
             )
         return None
-
-    def _set_aside(self, step: int) -> Path:
-        aside = self.folder / f"{DAMAGED}{self.path(step).name}"
-        number = 0
-        while aside.exists():
-            number += 1
-            aside = self.folder / f"{DAMAGED}{self.path(step).name}.{number}"
-        os.rename(self.path(step), aside)
-        return aside
 
     def _prune(self) -> None:
         steps = self.steps()
@@ -196,13 +228,14 @@ class Checkpointer:
     def _best(self, steps: list[int]) -> int | None:
         returns = {}
         for step in steps:
-            try:
-                meta = json.loads((self.path(step) / META).read_text())
-                if meta.get("return_mean") is not None:
-                    returns[step] = meta["return_mean"]
-            except (OSError, ValueError):
-                continue
+            value = self.meta(step).get("return_mean")
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                returns[step] = value
         return max(returns, key=lambda s: (returns[s], s)) if returns else None
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says of itself; empty if that cannot be read."""
+        return read_json(self.path(step) / META)
 
     def best_step(self) -> int | None:
         return self._best(self.steps())

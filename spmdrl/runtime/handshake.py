@@ -62,13 +62,17 @@ def differences(mine: Any, theirs: Any) -> str:
 def start_jax_distributed(topology: Topology, world: World) -> None:
     """One jax over all ranks; rank 0 says where it can be reached."""
     address = None
+    here = topology.local_size == topology.size
     if world.is_root:
-        host = "127.0.0.1" if topology.local_size == topology.size else socket.gethostname()
+        host = "127.0.0.1" if here else socket.gethostname()
         with socket.socket() as probe:
             probe.bind(("", 0))
             address = f"{socket.gethostbyname(host)}:{probe.getsockname()[1]}"
+    address = world.broadcast_json(address)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(world.broadcast_json(address), world.size, world.rank)
+    # By itself the coordinator, which asks nobody who he is, would listen on every interface.
+    bind = address if here else None
+    jax.distributed.initialize(address, world.size, world.rank, coordinator_bind_address=bind)
 
 
 def share_run(config: Config, world: World) -> RunDir:

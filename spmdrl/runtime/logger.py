@@ -20,7 +20,14 @@ import numpy as np
 from spmdrl.config import Config
 from spmdrl.runtime.clock import Row
 from spmdrl.runtime.console import Console, make_console
-from spmdrl.runtime.files import read_rows, replace_text, write_json
+from spmdrl.runtime.files import (
+    is_plain_file,
+    open_plain,
+    read_rows,
+    replace_text,
+    set_aside,
+    write_json,
+)
 
 __all__ = ["EpisodeStats", "Logger", "NullLogger", "make_logger", "write_json"]
 
@@ -63,7 +70,8 @@ class AppendFile:
 
     def __init__(self, path: Path, complain: Callable[[Path, OSError], None]):
         self.path, self._complain = path, complain
-        self._file = path.open("ab", buffering=0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
         self._size = os.fstat(self._file.fileno()).st_size  # of what is whole
         self._waiting = b""
 
@@ -82,6 +90,12 @@ class AppendFile:
             return
         self._size, self._waiting = self._size + len(self._waiting), b""
 
+    def flush(self) -> None:
+        """Onto the disk; OSError where lines are still waiting for room there."""
+        if self._waiting:
+            raise OSError(errno.ENOSPC, "some lines could not be written yet", str(self.path))
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
 
@@ -93,6 +107,7 @@ class NullLogger:
     def warning(self, text: str) -> None: ...
     def write(self, row: Row) -> None: ...
     def rewind(self, update: int) -> None: ...
+    def flush(self) -> None: ...
     def close(self, summary: Mapping[str, Any] | None = None) -> None: ...
 
 
@@ -101,10 +116,14 @@ class Logger(NullLogger):
 
     def __init__(self, config: Config, run_dir: Path, run_id: str, console: Console | None = None):
         self._dir, self._id = run_dir, run_id
-        self._metrics = AppendFile(run_dir / "metrics.jsonl", self._say_unwritten)
-        self._log = AppendFile(run_dir / "log.txt", self._say_unwritten)
+        files = [run_dir / "metrics.jsonl", run_dir / "log.txt"]
+        moved = [f"{file} is no plain file; set aside as {set_aside(file)}" for file in files
+                 if os.path.lexists(file) and not is_plain_file(file)]  # fmt: skip
+        self._metrics, self._log = (AppendFile(file, self._say_unwritten) for file in files)
         self._console: Console = console or make_console(config, run_dir)
-        self._writers = _extra_writers(config, run_dir, run_id)
+        for text in moved:
+            self.warning(text)
+        self._writers = Writers(config, run_dir, run_id, self.warning)
 
     def info(self, text: str) -> None:
         self._note("", text)
@@ -120,17 +139,23 @@ class Logger(NullLogger):
     def write(self, row: Row) -> None:
         """One row per logged update."""
         self._metrics.append(json.dumps(_finite(row)) + "\n")
-        for writer in self._writers:
-            writer.write(row)
+        self._writers.write(row)
         self._console.show(row)
 
     def rewind(self, update: int) -> None:
         """Forget the rows after `update`: a resumed run writes them again."""
         path = self._metrics.path
         self._metrics.close()
-        kept = [row for row in read_rows(path) if row["progress/update"] <= update]
+        kept, damaged = _rows_until(path, update)
+        if damaged:
+            aside = set_aside(path)
+            self.warning(f"{path} has {damaged}, left out; the old file is kept as {aside}")
         replace_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._metrics = AppendFile(path, self._say_unwritten)
+
+    def flush(self) -> None:
+        """What was logged is on the disk, or OSError."""
+        self._metrics.flush()
 
     def _say_unwritten(self, path: Path, error: OSError) -> None:
         self._console.say(f"warning: {path} cannot be written: {error}; trying again with each row")
@@ -138,11 +163,27 @@ class Logger(NullLogger):
     def close(self, summary: Mapping[str, Any] | None = None) -> None:
         if summary is not None:
             write_json(self._dir / "summary.json", summary)
-        for writer in self._writers:
-            writer.close()
+        self._writers.close()
         self._console.close(summary)
         self._metrics.close()
         self._log.close()
+
+
+def _rows_until(path: Path, update: int) -> tuple[list[Row], str]:
+    """The rows up to an update, and what is wrong with the file, if anything.
+
+    A last line without its end is what a kill leaves, and nothing to speak of.
+    """
+    with open_plain(path) as stream:
+        lines = sum(line.endswith(b"\n") for line in stream)
+    try:
+        rows = read_rows(path)
+    except OSError as error:
+        return [], str(error)
+    whole = [row for row in rows if type(row.get("progress/update")) is int]
+    lost = max(lines - len(whole), len(rows) - len(whole))
+    damaged = f"{lost} line(s) that are no rows" if lost else ""
+    return [row for row in whole if row["progress/update"] <= update], damaged
 
 
 def _finite(row: Row) -> Row:
@@ -206,10 +247,39 @@ class WandbWriter:
         self._run.finish()
 
 
-def _extra_writers(config: Config, run_dir: Path, run_id: str) -> list[Any]:
-    writers: list[Any] = []
-    if config.log.tensorboard:
-        writers.append(TensorBoardWriter(run_dir))
-    if config.log.wandb:
-        writers.append(WandbWriter(config.log.wandb, run_id, config))
-    return writers
+class Writers:
+    """The destinations that the config asks for; one that fails costs a warning, not the run."""
+
+    def __init__(self, config: Config, run_dir: Path, run_id: str, warn: Callable[[str], None]):
+        self._warn = warn
+        self._open: dict[str, Any] = {}
+        if config.log.tensorboard:
+            self._begin("TensorBoard", lambda: TensorBoardWriter(run_dir))
+        if config.log.wandb:
+            project = config.log.wandb
+            self._begin("W&B", lambda: WandbWriter(project, run_id, config))
+
+    def write(self, row: Row) -> None:
+        for name, writer in list(self._open.items()):
+            try:
+                writer.write(row)
+            except Exception as error:
+                self._give_up(name, error)
+
+    def close(self) -> None:
+        for name, writer in list(self._open.items()):
+            try:
+                writer.close()
+            except Exception as error:
+                self._give_up(name, error)
+
+    def _begin(self, name: str, make: Callable[[], Any]) -> None:
+        try:
+            self._open[name] = make()
+        except Exception as error:
+            self._give_up(name, error)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        self._open.pop(name, None)
+        said = f"{type(error).__name__}: {error}"
+        self._warn(f"{name} has failed ({said}) and gets no more rows; metrics.jsonl has them all")

@@ -77,7 +77,7 @@ class TrainingLoop:
                 stopping = self.meeting.hold(self.stop.signal is not None, episodes, phases)
             with phases("update"):
                 more = step + 1 < self.last and not self.should_renew(step)
-                report = trainer.learn(rollout, ahead=self.config.overlap and more)
+                report = trainer.learn(rollout, ahead=self.config.collects_ahead and more)
             if step == self.first:
                 settle_process(self.publishes)
             self.guard.check(report.nonfinite, step)

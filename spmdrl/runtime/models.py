@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spmdrl.config import Config, ConfigError
+from spmdrl.config import Config, ConfigError, parse_json
 from spmdrl.runtime.checkpoint import (
     MANIFEST,
     Checkpointer,
@@ -14,6 +13,7 @@ from spmdrl.runtime.checkpoint import (
     from_named,
     read_snapshot,
 )
+from spmdrl.runtime.files import read_plain
 
 if TYPE_CHECKING:  # they bring flax, and input is checked before that is loaded
     from spmdrl.nets import Policy
@@ -52,7 +52,7 @@ def _best(checkpointer: Checkpointer, run_dir: Path) -> int:
 def describe_checkpoint(checkpoint: Path) -> dict[str, Any]:
     """Which one it is, as JSON."""
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_bytes())
+        manifest = parse_json(read_plain(checkpoint / MANIFEST))
         return {"path": str(checkpoint), "update": manifest["step"], "sha256": manifest["sha256"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
 import secrets
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from spmdrl.config import AlgoConfig, Config, ConfigError, changes, from_json, to_json
+from spmdrl.config.rules import check_fields
 from spmdrl.runtime import lock
-from spmdrl.runtime.files import replace_text, write_json
+from spmdrl.runtime.files import read_json, read_plain, replace_text, set_aside, write_json
 from spmdrl.runtime.hints import suggested
 from spmdrl.runtime.provenance import CODE_FILE, Code, changed_files, read_code, write_code
 
@@ -74,6 +74,9 @@ def open_run(config: Config, code: Code | None = None) -> RunDir:
         run_id = path.name if not config.run_dir else f"{path.name}-{secrets.token_hex(2)}"
         _write_config(path, config, run_id, code)
         return RunDir(path, run_id, resumed=False)
+    except OSError as error:  # the disk is full at the very start
+        lock.release(path)
+        raise _unwritable(path, error) from error
     except BaseException:
         lock.release(path)
         raise
@@ -91,9 +94,14 @@ def _make_and_lock(path: Path, restart: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
         lock.take(path)
     except OSError as error:
-        raise ConfigError(
-            f"run_dir {path} cannot be written ({error.strerror}); choose another with --run-dir"
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run_dir {path} cannot be written ({error.strerror or error}); choose another with "
+        "--run-dir"
+    )
 
 
 def check_run_dir(config: Config) -> None:
@@ -201,12 +209,23 @@ def versions() -> dict[str, str]:
 
 
 def _reopen(path: Path, config: Config, code: Code | None) -> RunDir:
-    run_id = json.loads((path / "versions.json").read_text())["run_id"]
-    notes = _changed_schedules(read_run(path, type(config.algo)), config)
+    run_id, lost = _known_id(path)
+    notes = lost + _changed_schedules(read_run(path, type(config.algo)), config)
     before = read_code(path)
     changed = changed_files(before, code) if before and code else []
     _write_config(path, config, run_id, code)
     return RunDir(path, run_id, resumed=True, notes=notes, changed_code=tuple(changed))
+
+
+def _known_id(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The run's id, and what to say where it is lost: it only names the run in logs."""
+    file = path / "versions.json"
+    known = read_json(file).get("run_id")
+    if isinstance(known, str) and known:
+        return known, ()
+    aside = f"is damaged; set aside as {set_aside(file)}" if os.path.lexists(file) else "is missing"
+    run_id = f"{path.name}-{secrets.token_hex(2)}"
+    return run_id, (f"warning: {file} {aside}. The run has a new id, {run_id}",)
 
 
 def _changed_schedules(before: Config, now: Config) -> tuple[str, ...]:
@@ -227,8 +246,10 @@ def read_run(path: str | Path, own_algo: type[AlgoConfig] | None = None) -> Conf
     if not file.is_file():
         raise ConfigError(f"{path} is not a run directory: it has no config.json")
     try:
-        return from_json(file.read_text(), own_algo)
-    except (ValueError, TypeError, AttributeError) as error:
+        config = from_json(read_plain(file), own_algo)
+        check_fields(config)
+        return config
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is damaged or not of this version: {error}") from error
 
 

@@ -8,7 +8,6 @@ equal the saved one, bit for bit. A disk that fails for a while does not end the
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from spmdrl.runtime.checkpoint import (
     to_named,
     write_file,
 )
+from spmdrl.runtime.files import is_plain_file
 from spmdrl.runtime.logger import EpisodeStats, NullLogger
 from spmdrl.types import TrainState
 
@@ -138,6 +138,7 @@ class Saver:
             "learner": to_named(_without_model(host)),
             "actors": job.actors,
         }
+        self._logger.flush()  # a checkpoint assumes that the rows before it are on the disk
         self._checkpointer.save(Snapshot(step, arrays, meta))
         self._drop_old_segments()
 
@@ -163,8 +164,10 @@ class Saver:
         """Delete what no checkpoint on disk refers to any more."""
         used = set()
         for step in self._checkpointer.steps():
-            meta = json.loads((self._checkpointer.path(step) / "meta.json").read_text())
-            used |= {entry["file"] for entry in meta["segments"]}
+            try:
+                used |= {entry["file"] for entry in self._checkpointer.meta(step)["segments"]}
+            except (KeyError, TypeError):
+                return  # damaged since it was written; whatever it refers to is kept
         for file in (self._run_dir / "replay").glob("actions-*.safetensors"):
             if file.name not in used:
                 file.unlink()
@@ -199,6 +202,7 @@ class Saver:
             model = from_named(model, snapshot.arrays["params"])
             rest = from_named(rest, snapshot.arrays["learner"])
         model, rest = jax.tree.map(self._world.broadcast, (model, rest))
+        rest["behind"] = _listed(rest["behind"], len(template.behind))
         restored = TrainState(step=np.int32(step), **model, **rest)
         return replicate(restored, self._mesh)
 
@@ -235,12 +239,15 @@ class Saver:
 
     def _check_segments(self, snapshot: Snapshot) -> None:
         if self._config.checkpoint.envs == "replay":
-            for entry in snapshot.meta["segments"]:
-                self._read_segment(entry)
+            try:
+                for entry in snapshot.meta["segments"]:
+                    self._read_segment(entry)
+            except (KeyError, TypeError) as error:
+                raise CheckpointError(f"its meta.json is none of ours: {error!r}") from error
 
     def _read_segment(self, entry: dict[str, str]) -> np.ndarray:
         file = self._run_dir / "replay" / Path(entry["file"]).name
-        data = file.read_bytes() if file.is_file() else b""
+        data = file.read_bytes() if is_plain_file(file) else b""
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise CheckpointError(
                 f"{file} is damaged or missing, so the environments cannot be replayed "
@@ -259,9 +266,15 @@ class Saver:
 
 
 def _without_model(state: TrainState) -> dict[str, Any]:
-    """What only learning needs. Without overlap `behind` is empty and leaves no trace."""
+    """What only learning needs. Without lag `behind` is empty and leaves no trace."""
     return {
         "opt_state": state.opt_state,
         "reward_moments": state.reward_moments,
-        "behind": state.behind,
+        # One model alone has no number in its names, as when there could be no other.
+        "behind": state.behind[0] if len(state.behind) == 1 else state.behind,
     }
+
+
+def _listed(behind: Any, count: int) -> tuple[Any, ...]:
+    """`behind` as the state has it."""
+    return (behind,) if count == 1 else behind

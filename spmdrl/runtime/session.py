@@ -152,5 +152,11 @@ def header(trainer: Trainer) -> str:
     return (
         f"{config.env.id}: {config.env.num_envs} environments on {trainer.world.size} rank(s) x "
         f"{trainer.devices} device(s), {config.num_updates:,} updates of {config.batch_size:,} "
-        f"steps; rollouts {trainer.collector.description}"
+        f"steps; rollouts {trainer.collector.description}{lag_note(config)}"
     )
+
+
+def lag_note(config: Config) -> str:
+    if not config.lag:
+        return ""
+    return f"; lag {config.lag}, {'corrected' if config.algo.corrects_lag else 'uncorrected'}"

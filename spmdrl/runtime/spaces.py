@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmdrl.config import ConfigError
-from spmdrl.runtime.files import write_json
+from spmdrl.config import ConfigError, parse_json
+from spmdrl.runtime.files import read_plain, write_json
 
 if TYPE_CHECKING:
     from spmdrl.types import EnvSpec
@@ -41,8 +40,8 @@ def read_spaces(run_dir: Path) -> EnvSpec | None:
     from spmdrl.types import EnvSpec  # flax, from here on
 
     try:
-        spec = from_plain(json.loads(file.read_text()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        spec = from_plain(parse_json(read_plain(file)))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{file} is damaged or not of this version: {error}") from error
     if not isinstance(spec, EnvSpec):
         raise ConfigError(f"{file} is damaged: it holds no spaces")

@@ -55,16 +55,6 @@ def _check_run(config: Config) -> None:
             f"{config.batch_size}); nearest: {config.batch_size}"
         )
     _check_schedule(config)
-    if config.overlap and config.sync.strategy != "allreduce":
-        raise ConfigError(
-            f"overlap is not supported with sync.strategy {config.sync.strategy}, which occupies "
-            "all ranks until the update is done; use --sync.strategy allreduce"
-        )
-    if config.overlap and config.env.backend == "jax":
-        raise ConfigError(
-            "overlap brings nothing with env.backend jax, where simulation and learning share one "
-            "device; leave --overlap out"
-        )
 
 
 def _check_schedule(config: Config) -> None:

@@ -28,6 +28,7 @@ from spmdrl.parallel.own_folder import cache_folder, own_folder, read_own, write
 __all__ = ["Watchdog", "is_running", "report_fault", "start_folder"]
 
 DAY = 86400.0  # seconds
+LISTENING_S = 2.0  # four heartbeats
 
 
 TOLD = "hang-reported"  # files beside the heartbeats, one for each host
@@ -152,7 +153,9 @@ class Watchdog:
             )
 
     def _end(self, waited: float) -> None:
-        if self._first_to_tell():
+        if not self._first_to_tell():
+            time.sleep(LISTENING_S + 1.0)  # the first rank to leave ends the job, told or not
+        else:
             _say(
                 f"rank {self._rank} of {self._size} on {socket.gethostname()} has been in "
                 f"{self.where()} for {waited:.0f} s, longer than its limit of {self._limit:.0f} s. "
@@ -183,15 +186,15 @@ class Watchdog:
             return ""
         order = ["start", "collect", "wait", "update", "check", "save"]
         found = []
+        silent = self._silent()
         for rank in range(self._size):
             beat = self._read(rank)
             if beat is None:
                 return f"Rank {rank} has no heartbeat."
-            silent = time.time() - beat["time"]
-            if silent > 3.0:
+            if rank in silent:
                 return (
-                    f"Rank {rank} has been silent for {silent:.0f} s, since {beat['phase']} of "
-                    f"update {beat['update']}."
+                    f"Rank {rank} has been silent for {LISTENING_S:.0f} s, since {beat['phase']} "
+                    f"of update {beat['update']}."
                 )
             position = order.index(beat["phase"]) if beat["phase"] in order else 0
             found.append(((beat["update"], position), rank, beat))
@@ -202,6 +205,18 @@ class Watchdog:
             )
         _, rank, beat = min(found)
         return f"Rank {rank} is furthest behind: {beat['phase']} of update {beat['update']}."
+
+    def _silent(self) -> set[int]:
+        """Ranks that give no heartbeat while this one listens, by its own clock.
+
+        The times in the heartbeats are of other hosts' clocks, which may be off by any amount.
+        """
+        before = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
+        silent, until = set(before), time.monotonic() + LISTENING_S
+        while silent and time.monotonic() < until:
+            time.sleep(self.INTERVAL / 2)
+            silent = {rank for rank in silent if self._read(rank) == before[rank]}
+        return silent
 
 
 def _say(text: str) -> None:

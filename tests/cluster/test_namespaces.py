@@ -121,6 +121,7 @@ def test_cut_link_is_noticed_by_the_watchdog(train, slow_network, tmp_path):
 BUSY = "from mpi4py import MPI\nprint('up', flush=True)\nwhile True: MPI.COMM_WORLD.barrier()"
 
 
+@pytest.mark.slow
 def test_mpirun_gives_up_a_host_behind_a_cut_link(hosts, tmp_path, monkeypatch):
     monkeypatch.setattr(spmdrl.cluster.hostfile, "KEEPALIVE", {"time": 2, "intvl": 1, "probes": 3})
     two = [spmdrl.cluster.hostfile.Host("n1"), spmdrl.cluster.hostfile.Host("n2")]

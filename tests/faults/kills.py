@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,12 @@ SIZES = [
     "--env.num-envs", "8", "--algo.num-steps", "32", "--total-steps", str(8 * 32 * UPDATES),
     "--checkpoint.every", "3", "--log.panel", "off",
 ]  # fmt: skip
+Flags = Sequence[str]  # of the run, besides its sizes
 TIMED = ("time/", "perf/", "comm/", "rank/", "progress/eta")
 
 
-def start(run_dir: Path, ranks: int, cache: Path) -> subprocess.Popen[str]:
-    command = train_command(*SIZES, "--run-dir", run_dir)
+def start(run_dir: Path, ranks: int, cache: Path, flags: Flags) -> subprocess.Popen[str]:
+    command = train_command(*SIZES, *flags, "--run-dir", run_dir)
     if ranks > 1:
         command += ["--nprocs", str(ranks)]
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
@@ -113,19 +115,19 @@ def wait_for_moment(job: subprocess.Popen[str], run_dir: Path, rng: random.Rando
 
 
 def run_trial(
-    folder: Path, ranks: int, reference: tuple[str, Any], cache: Path, seed: int
+    folder: Path, ranks: int, reference: tuple[str, Any], cache: Path, seed: int, flags: Flags
 ) -> Trial:
     rng, run_dir, kills = random.Random(seed), folder / f"trial-{seed}", 0
     again = True
     while again and kills < 3:
-        job = start(run_dir, ranks, cache)
+        job = start(run_dir, ranks, cache, flags)
         wait_for_moment(job, run_dir, rng)
         if job.poll() is None:
             os.kill(rng.choice(ranks_of(job)), signal.SIGKILL)
             kills += 1
         job.communicate(timeout=120)
         again = rng.random() < 0.4
-    finish(start(run_dir, ranks, cache))
+    finish(start(run_dir, ranks, cache, flags))
     log = (run_dir / "log.txt").read_text().splitlines()
     resumed = [int(n.split("resumed at update ")[1].split()[0]) for n in log if "resumed at" in n]
     damaged = sum("is damaged" in line for line in log)
@@ -148,12 +150,14 @@ def table(trials: list[Trial], ranks: int) -> str:
     return "\n".join(lines)
 
 
-def run_trials(count: int, ranks: int, folder: Path, first_seed: int = 0) -> list[Trial]:
+def run_trials(
+    count: int, ranks: int, folder: Path, first_seed: int = 0, flags: Flags = ()
+) -> list[Trial]:
     cache = folder / "cache"
-    finish(start(folder / "reference", ranks, cache))
+    finish(start(folder / "reference", ranks, cache, flags))
     reference, trials = outcome(folder / "reference"), []
     for seed in range(first_seed, first_seed + count):
-        trials.append(run_trial(folder, ranks, reference, cache, seed))
+        trials.append(run_trial(folder, ranks, reference, cache, seed, flags))
         print(trials[-1], "held" if trials[-1].held else "NOT HELD", flush=True)
     return trials
 
