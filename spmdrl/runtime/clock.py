@@ -41,8 +41,9 @@ class Phases:
         self._limit = self._limits.start_timeout_s if compiles else self._limits.phase_timeout_s
 
     @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self._watchdog.enter(name, self._step, self._limit)
+    def __call__(self, name: str, times: float = 1.0) -> Iterator[None]:
+        """`times` the usual limit, where several phases of another rank are waited for."""
+        self._watchdog.enter(name, self._step, times * self._limit)
         start = time.perf_counter()
         try:
             yield
