@@ -1,6 +1,6 @@
 """Short trainings of ranks and of learners with actors, in one start of four processes.
 
-    mpirun -np 4 python -m tests.role_runs FOLDER TASK LAG...
+    mpirun -np 4 python -m tests.role_runs FOLDER TASK LAGS [LAYOUT...]
 
 Rank 0 prints one line of JSON: the hash of the parameters of every layout and lag. Actors and
 learners sleep for random times, which must not change anything.
@@ -108,18 +108,18 @@ def sleepy(cls: Any, name: str, seed: int) -> None:
     setattr(cls, name, slow)
 
 
-def main(folder: str, task: str, *lags: str) -> None:
+def main(folder: str, task: str, lags: str, *names: str) -> None:
     world = connect(detect())
     for cls, name in ((Collector, "collect_ended"), (Inbox, "collect"), (Inbox, "publish")):
         sleepy(cls, name, world.rank)
     found: dict[str, dict[str, str]] = {}
-    for lag in lags:
+    for lag in lags.split(","):
         config = updates(TASKS[task], COUNT, deterministic=True)
         config = dataclasses.replace(config, lag=int(lag))
-        for name in LAYOUTS:
+        for name in names or LAYOUTS:
             place = Path(folder) / f"{task}-{lag}-{name.replace(' ', '')}"
             found.setdefault(lag, {})[name] = train(config, name, world, place)
-            world.barrier()
+            world.meet()
     if world.is_root:
         print("\nfound", json.dumps(found), flush=True)
 

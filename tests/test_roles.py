@@ -135,7 +135,7 @@ def test_headers_come_back():
     assert (len(model.pack()), len(rollout.pack())) == (64, 128)
 
 
-@pytest.mark.parametrize("byte", [0, 5, 20, 40, 91])
+@pytest.mark.parametrize("byte", [0, 5, 20, 40, 85])
 def test_a_damaged_header_is_noticed(byte):
     data = wire.RolloutHeader(7, 5, 3, 16, 8).pack().copy()
     data[byte] ^= 1
@@ -190,13 +190,18 @@ def test_advice(learner, actors, lag, says):
 # The same bits
 
 
-def hashes(tmp_path: Path, task: str, *lags: int) -> dict[str, dict[str, str]]:
+def hashes(
+    tmp_path: Path, task: str, lags: tuple[int, ...], layouts: list[str]
+) -> dict[str, dict[str, str]]:
     flags = f"{SAME_BITS_FLAG} --xla_cpu_multi_thread_eigen=false"
     done = subprocess.run(
         [*mpirun_command(4), sys.executable, "-m", "tests.role_runs", tmp_path, task,
-         *map(str, lags)],
-        env=clean_environment(XLA_FLAGS=flags, OPENBLAS_NUM_THREADS="1"), cwd=ROOT,
-        capture_output=True, text=True, timeout=240, check=False,
+         ",".join(map(str, lags)), *layouts],
+        env=clean_environment(
+            XLA_FLAGS=flags, OPENBLAS_NUM_THREADS="1",
+            JAX_COMPILATION_CACHE_DIR=str(tmp_path / "programs"),
+        ), cwd=ROOT,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     (line,) = [n for n in done.stdout.splitlines() if n.startswith("found ")]
@@ -204,25 +209,28 @@ def hashes(tmp_path: Path, task: str, *lags: int) -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.timeout(300)
+FEW = ["1 x 1", "2 + 2", "1 + 3, unequal"]
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("task", "lags"),
+    ("task", "lags", "layouts"),
     [
-        pytest.param("cartpole", (0, 2), marks=pytest.mark.slow),
-        pytest.param("cartpole", (1, 4), marks=pytest.mark.nightly),
-        pytest.param("lstm", (0, 1, 2), marks=pytest.mark.nightly),
-        pytest.param("jax", (0, 1), marks=pytest.mark.nightly),
+        pytest.param("cartpole", (2,), FEW, marks=pytest.mark.slow),
+        pytest.param("cartpole", (0, 1), list(LAYOUTS), marks=pytest.mark.nightly),
+        pytest.param("lstm", (0, 1, 2), FEW, marks=pytest.mark.nightly),
+        pytest.param("jax", (0, 1), FEW, marks=pytest.mark.nightly),
     ],
 )
-def test_every_layout_gives_the_same_bits(task, lags, tmp_path):
-    found = hashes(tmp_path, task, *lags)
+def test_every_layout_gives_the_same_bits(task, lags, layouts, tmp_path):
+    found = hashes(tmp_path, task, lags, layouts)
     for lag in lags:
         of_layouts = found[str(lag)]
-        assert set(of_layouts) == set(LAYOUTS)
+        assert set(of_layouts) == set(layouts)
         assert len(set(of_layouts.values())) == 1, of_layouts
         assert all(len(value) == 64 for value in of_layouts.values())
     assert len({of_layouts["1 x 1"] for of_layouts in found.values()}) == len(lags)
-    rows = (tmp_path / f"{task}-{lags[-1]}-1+2" / "metrics.jsonl").read_text().splitlines()
+    rows = (tmp_path / f"{task}-{lags[-1]}-2+2" / "metrics.jsonl").read_text().splitlines()
     seen = [json.loads(row)["roles/lag_max"] for row in rows]
     assert seen == [min(n, lags[-1]) for n in range(len(rows))]
 

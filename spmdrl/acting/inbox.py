@@ -77,7 +77,7 @@ class Inbox(Source):
         self.spec, self.ids = told.spec, layout.ids(world.rank)
         self._actors = layout.actors_of(world.rank)
         self._parts = [layout.ids(rank) for rank in self._actors]
-        self.watch, self._traffic = Stopwatch(), Traffic(len(self._actors))
+        self.watch, self._traffic = Stopwatch(), Traffic(len(self._actors), config.lag)
         self._named: dict[str, np.ndarray] = {}
         self._next = 0  # rollout to be taken
         self._here: list[set[int]] = [set() for _ in self._actors]
@@ -89,7 +89,11 @@ class Inbox(Source):
 
     @property
     def description(self) -> str:
-        return self._told.description
+        hosts = {self._told.hosts[rank] for rank in self._actors}
+        mine = f"of {len(self._actors)} actor(s) on {len(hosts)} host(s)"
+        rollouts = sum(form.nbytes for form in self._forms)
+        sizes = f"{rollouts:,} bytes each, models {self._models.nbytes:,}"
+        return f"{mine}, {self._told.description}; {sizes}"
 
     @property
     def saves_envs(self) -> bool:
@@ -109,12 +113,11 @@ class Inbox(Source):
         for number in range(step, step + lag + 1):
             for k in range(len(self._actors)):
                 self._expect(k, number)
-        self._world.barrier()  # no message shall come before its receive is posted
+        self._world.meet()  # no message shall come before its receive is posted
         models = [*state.behind, (state.params, state.obs_moments)]
         for version, model in enumerate(models, start=step - lag):
             if version >= 0:
                 self._send(version, model, flags=0)
-        self._traffic.started = time.perf_counter()
 
     def _make_rooms(self, state: TrainState) -> None:
         """Everything that messages will ever need, in the forms that the actors have too."""
@@ -299,7 +302,7 @@ class Inbox(Source):
         return row | {"roles/params_bytes": float(self._models.nbytes)}
 
     def advice(self) -> str:
-        return self._traffic.advice(self._config.lag)
+        return self._traffic.advice()
 
     def close(self) -> None:
         """Wait until every actor has said goodbye: then nothing is under way."""

@@ -16,7 +16,8 @@ __all__ = ["Traffic", "advice"]
 class Traffic:
     """How long learner and actors have waited for each other."""
 
-    def __init__(self, actors: int):
+    def __init__(self, actors: int, lag: int):
+        self._lag = lag
         self.started = time.perf_counter()
         self.ready: list[int] = []  # rollouts that were here already when one was asked for
         self._waits: list[float] = []
@@ -31,10 +32,15 @@ class Traffic:
     def waited(self, seconds: float) -> None:
         self._waits.append(seconds)
         self._rollouts += 1
-        if self._rollouts > 1:  # the first wait is for the actors' compilation
+        if self._counts:
             self._all_waits += seconds
         else:
             self.started = time.perf_counter()
+
+    @property
+    def _counts(self) -> bool:
+        """Not the first rollouts, which wait for programs to be compiled on both sides."""
+        return self._rollouts > self._lag + 2
 
     def note(self, headers: Sequence[RolloutHeader], sizes: Sequence[int]) -> None:
         self._lags += [header.number - header.version for header in headers]
@@ -42,7 +48,7 @@ class Traffic:
         idle = np.array([header.idle_s for header in headers])
         busy = np.array([header.collect_s + header.send_s for header in headers])
         self._idle, self._busy = self._idle + idle, self._busy + busy
-        if self._rollouts > 1:
+        if self._counts:
             self._all_idle += float(idle.sum())
             self._all_busy += float(busy.sum())
         self._bytes = sum(sizes)
@@ -69,14 +75,17 @@ class Traffic:
         self.ready, self._waits, self._lags, self._sends = [], [], [], []
         return row
 
-    def advice(self, lag: int) -> str:
-        """One line, where one side has waited for much of the run."""
+    def advice(self) -> str:
+        """One line, where one side has waited for much of the run; none after a short one."""
+        if self._rollouts < FEWEST:
+            return ""
         total = time.perf_counter() - self.started
         actors = self._all_idle / max(self._all_idle + self._all_busy, 1e-9)
-        return advice(self._all_waits / max(total, 1e-9), actors, lag)
+        return advice(self._all_waits / max(total, 1e-9), actors, self._lag)
 
 
 MUCH = 0.3  # of the time
+FEWEST = 50  # rollouts to judge by
 
 
 def advice(learner_idle: float, actor_idle: float, lag: int) -> str:

@@ -51,6 +51,7 @@ class ActingLoop:
         self.collector = Collector(config, self.mesh, ids, threads, shards_in(config, len(ids)))
         self.forms = forms = ActorForms(config, self.collector)
         introduce(world, self.collector, forms)
+        world.meet()  # the learners are about to restore
         saver = Saver(config, world, self.mesh, run_dir, NullLogger())
         self.first, self.last = saver.restore_actor(self.collector), config.num_updates
         self.learner = layout.learner_of(world.rank)
@@ -67,7 +68,7 @@ class ActingLoop:
     def act(self) -> None:
         """Collect until the run is over; raises Stopped if that is before its end."""
         self.outbox.begin(self.first)
-        self.world.barrier()  # the learners have posted their receives too
+        self.world.meet()  # the learners have posted their receives too
         number = self.first
         while number < self.last and self.collect(number):
             number += 1

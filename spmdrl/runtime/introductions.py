@@ -54,6 +54,7 @@ def trace_model(config: Config, policy: Policy, collector: Collector) -> tuple[A
 def introduce(world: World, collector: Collector, forms: ActorForms) -> None:
     """The part of an actor."""
     has_first = 0 in collector.ids
+    world.meet()
     world.gather_json(
         {
             "host": socket.gethostname(),
@@ -69,6 +70,7 @@ def introduce(world: World, collector: Collector, forms: ActorForms) -> None:
 
 def hear_actors(world: World, layout: Layout) -> Introduction:
     """The part of a learner. Raises LaunchError that names an actor unlike the others."""
+    world.meet()  # when all have made their environments
     told = world.gather_json({"host": socket.gethostname(), "forms": [0, 0]})
     first = layout.learners  # the rank of the actor with environment 0
     for rank in range(first, layout.size):

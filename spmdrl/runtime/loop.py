@@ -52,6 +52,7 @@ class TrainingLoop:
         everyone = trainer.everyone or self.world
         self.saver = Saver(self.config, self.world, trainer.mesh, run_dir, logger, everyone)
         self.guard = NotFinite(self.config.sync, trainer.devices)
+        everyone.meet()  # they have built what will be restored
         restored = self.saver.restore(trainer.state, trainer.collector, self.stats)
         trainer.state = commit(restored, trainer.mesh)
         self.first, self.last = int(trainer.state.step), self.config.num_updates
