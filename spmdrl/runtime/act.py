@@ -117,7 +117,13 @@ class ActingLoop:
         template = {"params": self.forms.model[0], "obs_moments": self.forms.model[1]}
         found = placed(model, template, self.mesh.local_devices[0])
         step = replicate(np.int32(number), self.mesh)
-        return TrainState(step, found["params"], (), found["obs_moments"], ())
+        return TrainState(
+            step=step,
+            params=found["params"],
+            opt_state=(),
+            obs_moments=found["obs_moments"],
+            reward_moments=(),  # type: ignore[arg-type]  # only learning reads them
+        )
 
     @contextlib.contextmanager
     def wait(self, whom: str) -> Iterator[None]:
