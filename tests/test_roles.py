@@ -168,6 +168,21 @@ def test_a_form_puts_every_array_at_its_own_place():
     assert form.fingerprint != wire.Form(dict(reversed(shapes.items())), 64).fingerprint
 
 
+def test_couriers_lose_nothing_and_sleep():
+    done = subprocess.run(
+        [*mpirun_command(3), sys.executable, "-m", "tests.courier_soak", "2000"], cwd=ROOT,
+        env=clean_environment(), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (line,) = [n for n in done.stdout.splitlines() if n.startswith("soak ")]
+    found = json.loads(line.removeprefix("soak "))
+    assert (found["received"], found["wrong"]) == (4000, 0)
+    assert found["growth"] < 1 << 20
+    idle = [float(n.split()[1]) for n in done.stdout.splitlines() if n.startswith("idle ")]
+    assert len(idle) == 2
+    assert max(idle) < 0.3  # a wait inside MPI takes all of the second
+
+
 # ---------------------------------------------------------------------------------------------
 # Advice
 

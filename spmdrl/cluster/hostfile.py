@@ -239,10 +239,9 @@ def mpirun_over_hosts(hosts: Sequence[Host], program: Sequence[str]) -> list[str
     command = ["mpirun", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *_ssh_args(hosts)]
     for name, value in KEEPALIVE.items() if len(hosts) > 1 else []:
         command += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
-    command += [
-        "--bind-to",
-        "core" if _same(h.gpus for h in hosts) and not hosts[0].gpus else "none",
-    ]
+    # An actor has as many cores as its machine; plain ranks one each.
+    plain = _same(h.gpus for h in hosts) and not hosts[0].gpus and not hosts[0].role
+    command += ["--bind-to", "core" if plain else "none"]
     parts = groupby(hosts, key=lambda host: (host.gpus, host.role))
     for number, ((gpus, role), part) in enumerate(parts):
         command += [":"] if number else []
