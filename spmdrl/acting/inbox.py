@@ -30,6 +30,7 @@ from spmdrl.parallel.guards import finite_inputs
 from spmdrl.parallel.mesh import on_device
 from spmdrl.parallel.placement import env_axis, rollout_specs
 from spmdrl.parallel.roles import Layout
+from spmdrl.parallel.topology import LaunchError
 from spmdrl.parallel.wire import BYE, END, STOP, ModelHeader, RolloutHeader, WireError
 from spmdrl.parallel.world import World, name_ranks
 from spmdrl.trees import leaves_by_name
@@ -131,7 +132,7 @@ class Inbox(Source):
         for rank, form in zip(self._actors, self._forms, strict=True):
             mine = (self._models.fingerprint, form.fingerprint)
             if mine != tuple(self._told.forms[rank]):
-                raise WireError(
+                raise LaunchError(
                     f"rank {rank}, an actor on {self._told.hosts[rank]}, has other networks or "
                     "observations than its learner; do both have the same code?"
                 )
