@@ -297,6 +297,16 @@ def test_a_run_of_plain_ranks_resumes_with_roles(plain, tmp_path):
     assert sha(run) == sha(plain)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_a_finished_run_ends_at_once(plain, tmp_path):
+    """There is no update left to bring the actors the last word."""
+    run = tmp_path / "run"
+    shutil.copytree(plain, run)
+    train(run, "--learners", 1, "--actors", 1)
+    assert sha(run) == sha(plain)
+
+
 @pytest.fixture
 def job(tmp_path):
     """A run with roles, once it has made so many updates; ended afterwards."""

@@ -116,9 +116,11 @@ class Inbox(Source):
                 self._expect(k, number)
         self._world.meet()  # no message shall come before its receive is posted
         models = [*state.behind, (state.params, state.obs_moments)]
+        self._said_end = step >= self._config.num_updates  # a run that is at its end already
         for version, model in enumerate(models, start=step - lag):
             if version >= 0:
-                self._send(version, model, flags=0)
+                over = self._said_end and version == step
+                self._send(version, model, flags=END if over else 0)
 
     def _make_rooms(self, state: TrainState) -> None:
         """Everything that messages will ever need, in the forms that the actors have too."""
