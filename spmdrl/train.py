@@ -107,7 +107,7 @@ def ranks_to_start(config: Config, topology: Topology) -> int:
     """0 where a launcher has started them already."""
     if topology.size > 1:
         return 0
-    if config.learners:
+    if config.learners > 0:
         return ranks_of_roles(config)
     return auto_ranks(config) if config.nprocs == "auto" else config.nprocs
 

@@ -151,7 +151,7 @@ def ranks_of_roles(config: Config) -> int:
     """How many ranks to start on this machine for a config with roles."""
     if isinstance(config.nprocs, int) and config.nprocs > 1:
         return config.nprocs
-    if not config.actors:
+    if config.actors == 0:
         raise ConfigError(
             f"learners is {config.learners}, but nobody acts; add --actors N, or start the ranks "
             "by mpirun or srun: those after the learners act"
@@ -162,7 +162,7 @@ def ranks_of_roles(config: Config) -> int:
 def check_ranks(config: Config, ranks: int, starter: str) -> None:
     """Raise ConfigError unless so many ranks were asked for; `starter` is who started them."""
     wanted = config.learners + config.actors
-    if config.learners and config.actors and wanted != ranks:
+    if config.learners > 0 and config.actors > 0 and wanted != ranks:
         raise ConfigError(
             f"{config.learners} learners and {config.actors} actors are {wanted} ranks, but "
             f"{starter} has started {ranks}; leave --actors out, and all other ranks act"
