@@ -115,9 +115,9 @@ class SteppedActor:
         for group, noise in zip(self.groups, self._noise(key, update), strict=True):
             group.start(jax.tree.map(lambda x, g=group: x[g.rows], self.state), variables, noise)
 
-    def receive(self, group: EnvGroup, t: int) -> None:
-        """Wait for the group's simulation and keep the row."""
-        row = group.receive()
+    def keep(self, group: EnvGroup, t: int) -> None:
+        """Store the row of the group's last step."""
+        row = group.row()
         if self._steps is None:
             self._steps = self._rows_of(row)
         for room, x in zip(jax.tree.leaves(self._steps), jax.tree.leaves(row), strict=True):
@@ -159,13 +159,16 @@ class EnvGroup:
         self._decision = jax.device_get(answers)
         self.env.send(self._decision[0])
 
-    def receive(self) -> Steps:
+    def receive(self) -> None:
         """Wait for the simulation."""
-        answer = self.env.recv()
-        action, dist_params, value = self._decision
-        row = make_row(self.state, action, dist_params, value, answer)
-        self.state = next_state(self.state, self._carry, answer)
-        return row
+        self._before, self._answer = self.state, self.env.recv()
+        self._decided = self._decision
+        self.state = next_state(self.state, self._carry, self._answer)
+
+    def row(self) -> Steps:
+        """Of the step that was received last."""
+        action, dist_params, value = self._decided
+        return make_row(self._before, action, dist_params, value, self._answer)
 
 
 def empty_rows(num_steps: int, num_envs: int, row: Steps) -> Steps:
@@ -200,20 +203,24 @@ def collect_all(
     turns = list(zip(*(actor.groups for actor in actors), strict=True))  # a group of each device
     watch.start()
     for groups in turns:
-        _begin_step(groups, 0, watch)
+        _begin_step(groups, 0)
+        watch.lap("inference")
     for t in range(num_steps):
         for groups in turns:
-            for actor, group in zip(actors, groups, strict=True):
-                actor.receive(group, t)
+            for group in groups:
+                group.receive()
             watch.lap("env")
             if t + 1 < num_steps:
-                _begin_step(groups, t + 1, watch)
+                _begin_step(groups, t + 1)
+            # Last, while the next step is simulated.
+            for actor, group in zip(actors, groups, strict=True):
+                actor.keep(group, t)
+            watch.lap("inference")
     return [actor.finish() for actor in actors]
 
 
-def _begin_step(groups: Sequence[EnvGroup], t: int, watch: Stopwatch) -> None:
+def _begin_step(groups: Sequence[EnvGroup], t: int) -> None:
     for group in groups:
         group.infer(t)  # on all devices at once
     for group in groups:
         group.step()
-    watch.lap("inference")
