@@ -66,6 +66,12 @@ In a config file a field is `env=EnvConfig(num_envs=64)`, on the command line `-
 a dash for every underscore. A switch is `--net.shared` or `--net.no-shared`. *Resume* says whether
 a run that is resumed may be given another value; any other change is refused, with the old value
 and the new one.
+
+Some rules are about several fields. `algo.minibatches` divides `algo.num_steps`; where minibatches
+are whole environments (networks with memory, Impala) it divides the environments of each device
+instead. Every rank has an environment, and every device of a rank as many as the others.
+`net.bptt` divides `algo.num_steps`, and a run has at least one rollout of steps. What does not fit
+is answered at once, with the nearest value that does.
 """
 
 ALGORITHM_WORDS = """\

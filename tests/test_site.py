@@ -73,6 +73,23 @@ def test_every_page_is_reached_from_the_readme():
     assert set((ROOT / "docs").glob("*.md")) <= seen
 
 
+def anchors(page: Path) -> set[str]:
+    """As code hosts make them of headings."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_links_lead_somewhere_on_a_code_host_too():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in LINK.findall(page.read_text()):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if "//" not in link:
+                assert target.exists(), f"{page.name}: {link}"
+                assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
 def test_the_menu_has_every_page():
-    menu = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in menu] == []
+    menu = re.sub(r"^ *#.*$", "", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    missing = [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in menu]
+    assert not missing, f"add to nav in mkdocs.yml: {missing}"
