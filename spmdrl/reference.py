@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import sys
 import textwrap
 import types
@@ -141,11 +142,11 @@ def docstrings(kind: type) -> dict[str, str]:
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
         assert isinstance(body, ast.ClassDef)
-        for field, after in zip(body.body, body.body[1:], strict=False):
-            text = after.value if isinstance(after, ast.Expr) else None
-            named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            if named and isinstance(text, ast.Constant):
-                found[field.target.id] = " ".join(str(text.value).split())  # type: ignore[union-attr]
+        for field, after in itertools.pairwise(body.body):
+            if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                continue
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                found[field.target.id] = " ".join(str(after.value.value).split())
     return found
 
 
