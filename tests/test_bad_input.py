@@ -124,6 +124,8 @@ CASES = [
     change("epochs", "--algo.epochs 0", "algo.epochs is 0", "at least 1"),
     change("envs_zero", "--env.num-envs 0", "env.num_envs is 0", "at least 1"),
     change("width_zero", "--net.hidden 64 0", "net.hidden is (64, 0)", "at least 1"),
+    change("torso", "--net.torso natur_cnn", "net.torso is 'natur_cnn'", "mean nature_cnn?"),
+    change("torso_of_no_module", "--net.torso nowhere:Net", "no module nowhere", "nowhere.py"),
     change("target_kl", "--algo.target-kl 0", "algo.target_kl is 0.0", "above 0"),
     change("log_every", "--log.every 0", "log.every is 0", "at least 1"),
     change("window", f"--log.window 1{'0' * 30}", "log.window is 1000", "from 1 to 1000000"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,8 @@ from typing import Annotated, Any, Literal
 
 __all__ = [
     "FIXED", "FREE", "NAME", "PATH", "WINDOW", "ConfigError", "Count", "Field", "NonNegative",
-    "Positive", "Range", "Seed", "Share", "at_least", "check_fields", "fields_of", "suggest",
+    "Positive", "Range", "Seed", "Share", "Torso", "at_least", "check_fields", "fields_of",
+    "suggest",
 ]  # fmt: skip
 
 
@@ -31,6 +33,8 @@ class Range:
 
     rule: str
     holds: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+    """Words, if there are some that a wrong one may resemble."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,17 @@ NonNegative = Annotated[float, Range("0 or more and finite", lambda x: 0.0 <= x 
 Share = Annotated[float, Range("between 0 and 1", lambda x: 0.0 <= x <= 1.0)]
 WINDOW = Range("from 1 to 1000000", lambda x: 1 <= x <= 1_000_000)
 Seed = Annotated[int, Range("from 0 to 2147483647", lambda x: 0 <= x < 2**31)]
+
+
+TORSOS = ("auto", "mlp", "nature_cnn", "small_cnn", "impala_resnet")
+Torso = Annotated[
+    str,
+    Range(
+        f"{', '.join(TORSOS)} or package.module:Class",
+        lambda x: x in TORSOS or re.fullmatch(r"\w+(\.\w+)*:\w+", x) is not None,
+        TORSOS,
+    ),
+]
 
 
 def _is_name(text: str) -> bool:
@@ -120,7 +135,10 @@ def check_fields(part: Any) -> None:
             raise ConfigError(f"{field.name} is {field.value!r}, but must be {_wanted(field)}")
         for allowed in field.ranges:
             if not allowed.holds(field.value):
-                raise ConfigError(f"{field.name} is {field.value!r}, but must be {allowed.rule}")
+                close = suggest(str(field.value), allowed.choices)
+                raise ConfigError(
+                    f"{field.name} is {field.value!r}, but must be {allowed.rule}{close}"
+                )
 
 
 def _wanted(field: Field) -> str:

@@ -24,6 +24,7 @@ from spmdrl.config.rules import (
     Range,
     Seed,
     Share,
+    Torso,
     at_least,
 )
 
@@ -105,8 +106,9 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    torso: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_resnet"] = "auto"
-    """auto takes an MLP for vectors, the Nature CNN for images, a small CNN below 36 x 36."""
+    torso: Torso = "auto"
+    """mlp, nature_cnn, small_cnn, impala_resnet, or a network of your own as package.module:Class;
+    auto takes an MLP for vectors, the Nature CNN for images, a small CNN below 36 x 36."""
     hidden: Widths = (64, 64)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu"] = "tanh"

@@ -49,7 +49,7 @@ class Result:
     def policy(self, checkpoint: str | int = "latest") -> TrainedPolicy:
         from spmdrl.library.trained import load
 
-        return load(self.run_dir, checkpoint)
+        return load(self.run_dir, checkpoint, trust=True)  # this process has just executed it
 
 
 def train(config: Config | str | Path, **changes: Any) -> Result:

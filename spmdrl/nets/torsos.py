@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import jax
@@ -11,10 +12,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Shaped
 
-from spmdrl.config import ConfigError, NetConfig
+from spmdrl.config import ConfigError, NetConfig, own_code
 from spmdrl.nets.chunks import in_chunks
 from spmdrl.nets.cpu.chunked_dense import WIDE, WideDense
 from spmdrl.nets.cpu.conv import Conv, SameConv
+from spmdrl.nets.own_torso import OwnTorso, find_network, try_out
 from spmdrl.types import EnvSpec, Obs, ObsPart, channels_first, sides
 
 __all__ = [
@@ -28,7 +30,6 @@ NATURE_SIDE, SMALL_SIDE = 36, 5  # pixels: below these nothing is left after the
 GRID_SIDE = 3  # cells: small grids are worth smaller kernels
 MOST_VALUES, MOST_ONE_HOT, EMBEDDING = 64, 4096, 16
 Method = Literal["matmul", "xla"]
-Kind = Literal["mlp", "nature_cnn", "small_cnn", "impala_resnet"]
 TorsoMaker = Callable[[str], nn.Module]  # by the name of its parameters
 
 
@@ -222,20 +223,23 @@ def torso_maker(
     if isinstance(spec.obs, ObsPart):
         return _encoder(net, spec.obs, env_id, conv, at_once)
     makers = {
-        name: _encoder(encoder_config(net, part), part, f"{env_id} ({name})", conv, at_once)
+        name: _encoder(encoder_config(net, spec, part), part, f"{env_id} ({name})", conv, at_once)
         for name, part in spec.parts.items()
     }
     return lambda name: Joined(makers, name=name)
 
 
-def encoder_config(net: NetConfig, part: ObsPart) -> NetConfig:
-    """An encoder that was asked for by name is for the images; numbers beside them get the MLP."""
-    if part.is_image or part.is_grid:
+def encoder_config(net: NetConfig, spec: EnvSpec, part: ObsPart) -> NetConfig:
+    """An encoder that was asked for by name is for the images; numbers beside them get the MLP.
+
+    One of the user's own is for everything where there are no images.
+    """
+    if part.is_image or part.is_grid or (own_code.own_network(net.torso) and not spec.has_image):
         return net
     return NetConfig(hidden=net.hidden, activation=net.activation)
 
 
-def encoder_of(net: NetConfig, part: ObsPart) -> Kind:
+def encoder_of(net: NetConfig, part: ObsPart) -> str:
     """The encoder that was asked for by name, or the one that fits."""
     if net.torso != "auto":
         return net.torso
@@ -255,6 +259,8 @@ def _encoder(
     net: NetConfig, part: ObsPart, env_id: str, conv: Method, at_once: int | None
 ) -> TorsoMaker:
     kind = encoder_of(net, part)
+    if own_code.own_network(kind):
+        return _own_encoder(net, part, env_id, at_once)
     if kind == "mlp":
         if part.kind == "ids":
             return lambda name: IdsMlp(net.hidden, net.activation, part.values, name=name)
@@ -275,3 +281,20 @@ def _encoder(
     if kind == "impala_resnet":
         return lambda name: ImpalaResnet(conv, part.values, at_once, net.width, name=name)
     return lambda name: SmallCnn(conv, part.values, at_once, name=name)
+
+
+def _own_encoder(net: NetConfig, part: ObsPart, env_id: str, at_once: int | None) -> TorsoMaker:
+    make, read = find_network(net), partial(as_numbers, part)
+    try_out(net, OwnTorso(make, read), part, env_id)
+    return lambda name: OwnTorso(make, read, at_once, name=name)
+
+
+def as_numbers(part: ObsPart, x: Shaped[Array, "N ..."]) -> Shaped[Array, "N ..."]:
+    """What a network of the user's own is shown: images from 0 to 1 with their channels last, ids
+    as 0s and 1s or, where that would be wide, as they are."""
+    if part.kind == "ids":
+        if part.is_grid:
+            return planes(x, part.values)
+        return x.astype(jnp.int32) if embeds(part.values, part.shape) else one_hot(x, part.values)
+    scale = 1 / 255 if x.dtype == jnp.uint8 else 1.0
+    return (_channels_last(x) if part.is_image else x).astype(jnp.float32) * scale

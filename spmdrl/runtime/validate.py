@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from spmdrl.config import Config, ConfigError, OptimConfig
+from spmdrl.config import Config, ConfigError, OptimConfig, own_code
 from spmdrl.config.rules import check_fields
 
 __all__ = ["check_extras", "nearest_multiples", "validate"]
@@ -21,7 +21,10 @@ def validate(config: Config, size: int = 1, devices: int = 1) -> None:
 
 
 def check_extras(config: Config) -> None:
-    """Raise ConfigError where the config asks for an optional package that is not installed."""
+    """Raise ConfigError where the config asks for an optional package that is not installed, or for
+    a network that is nowhere to be found."""
+    if network := own_code.own_network(config.net.torso):
+        own_code.check_module(network, "net.torso")
     wanted = {
         "log.tensorboard": ("tensorboardX", "tb", config.log.tensorboard),
         "log.wandb": ("wandb", "wandb", config.log.wandb),
