@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,10 @@ from spmdrl.nets.policy import Policy
 from spmdrl.parallel.placement import WHOLE_VECTORS
 from spmdrl.types import Array, Carry, Obs, Rollout
 
-__all__ = ["EnvGroup", "SteppedActor", "Stopwatch", "collect_all", "groups_of"]
+__all__ = [
+    "EnvGroup", "Programs", "SteppedActor", "Stopwatch", "collect_all", "groups_of",
+    "make_programs",
+]  # fmt: skip
 
 
 class Stopwatch:
@@ -50,6 +53,42 @@ class Stopwatch:
         return seconds
 
 
+class Programs(NamedTuple):
+    """What runs on the device of a stepped actor."""
+
+    noise: Callable[..., Any]
+    """`(key, update) -> [T, b, ...]` for each group."""
+    act: Callable[..., Any]
+    """`(variables, carry, obs, first, noise, t) -> (carry, action, dist_params, value)`."""
+    finish: Callable[..., Any]
+    """`(variables, before, steps, after) -> (state, rollout, episodes)`."""
+
+
+def make_programs(config: Config, policy: Policy, ids: Array, shards: int, groups: int) -> Programs:
+    """Compiled when they are first called, or by `lower` for a device that is not here."""
+    cuts = cuts_of(len(ids), groups)
+
+    def noise(key: Array, update: Array) -> list[Array]:
+        whole = draw_noise(policy, key, update, ids, config.algo.num_steps)
+        return [whole[:, cut] for cut in cuts]
+
+    def act_at(
+        variables: Any, carry: Carry, obs: Obs, first: Array, noise: Array, t: Array
+    ) -> Any:
+        return act(policy, max(1, shards // groups), variables, carry, obs, first, noise[t])
+
+    def finish(variables: Any, before: ActorState, steps: Steps, after: ActorState) -> Any:
+        scores = score_rollout(policy, shards, variables, steps)
+        return finish_rollout(config, ids, before, steps, scores, after)
+
+    return Programs(jax.jit(noise), jax.jit(act_at), jax.jit(finish))
+
+
+def cuts_of(envs: int, groups: int) -> list[slice]:
+    size = envs // groups
+    return [slice(i * size, (i + 1) * size) for i in range(groups)]
+
+
 class SteppedActor:
     """One device's environments, one step per call, in one or two groups.
 
@@ -64,31 +103,15 @@ class SteppedActor:
     ):
         self.env_ids, self.num_envs = ids, len(ids)
         self._device = next(iter(ids.devices()))
-        size, num_steps = len(ids) // len(envs), config.algo.num_steps
-        cuts = [slice(i * size, (i + 1) * size) for i in range(len(envs))]
-
-        def noise(key: Array, update: Array) -> list[Array]:
-            whole = draw_noise(policy, key, update, ids, num_steps)
-            return [whole[:, cut] for cut in cuts]
-
-        def act_at(
-            variables: Any, carry: Carry, obs: Obs, first: Array, noise: Array, t: Array
-        ) -> Any:
-            return act(policy, max(1, shards // len(envs)), variables, carry, obs, first, noise[t])
-
-        self._noise, act_compiled = jax.jit(noise), jax.jit(act_at)
+        programs = make_programs(config, policy, ids, shards, len(envs))
+        self._noise, self._finish = programs.noise, programs.finish
+        num_steps = config.algo.num_steps
         times = jax.device_put(list(np.arange(num_steps, dtype=np.int32)), self._device)
         self.groups = [
-            EnvGroup(env, cut, act_compiled, times, self._device)
-            for env, cut in zip(envs, cuts, strict=True)
+            EnvGroup(env, cut, programs.act, times, self._device)
+            for env, cut in zip(envs, cuts_of(len(ids), len(envs)), strict=True)
         ]
         self.place(_side_by_side([initial_state(env, policy) for env in envs]))
-
-        def finish(variables: Any, before: ActorState, steps: Steps, after: ActorState) -> Any:
-            scores = score_rollout(policy, shards, variables, steps)
-            return finish_rollout(config, ids, before, steps, scores, after)
-
-        self._finish = jax.jit(finish)
         self._rows_of = partial(empty_rows, num_steps, self.num_envs)
 
     @property

@@ -124,14 +124,14 @@ class Staged:
 
     def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]:
         if stage not in self._compiled:
-            self._compiled[stage] = self._compile(stage)
+            self._compiled[stage] = self.compile(stage)
         kept, sums = self._compiled[stage](*args)
         between, device = self._learner.sync.between, self._mesh.local_devices[0]
         if between is None or not jax.tree.leaves(sums):
             return kept, sums
         return kept, replicate(between(on_device(sums, device)), self._mesh)
 
-    def _compile(self, stage: Stage) -> Callable[..., Any]:
+    def compile(self, stage: Stage) -> Callable[..., Any]:
         def on_devices(*args: Any) -> tuple[Any, Any]:
             kept, partial_sums = stage.function(self._learner, *args)
             empty = not jax.tree.leaves(partial_sums)
