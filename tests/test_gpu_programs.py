@@ -125,8 +125,11 @@ def test_names_of_cases_are_different():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+NEEDS = "needs the CUDA plugin (5.6 GB), which `python -m benchmarks.gpu_programs` installs"
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not CUDA.is_built(), reason="python -m benchmarks.gpu_programs installs the CUDA plugin (5.6 GB)")  # fmt: skip
+@pytest.mark.skipif(not CUDA.is_built(), reason=NEEDS)
 def test_programs_of_a_run_compile_for_gpus():
     flags = (
         "--env.num-envs", "16", "--algo.num-steps", "8", "--algo.epochs", "1",

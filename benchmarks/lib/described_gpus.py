@@ -23,8 +23,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.lib.hlo import flops, read_program
-from spmdrl.acting.steps import ActorState, Steps
 from spmdrl.acting.stepped import groups_of, make_programs
+from spmdrl.acting.steps import ActorState, Steps
 from spmdrl.config import Config, load
 from spmdrl.learning.stages import Learner, make_learner
 from spmdrl.learning.state import init_train_state

@@ -17,7 +17,8 @@ __all__ = ["Work", "flops", "read_program"]
 
 LAUNCHED = {
     "fusion", "custom-call", "copy", "sort", "dot", "convolution", "reduce", "scatter", "gather",
-    "transpose", "select-and-scatter", "rng-bit-generator", "cholesky", "copy-start", "reduce-window",
+    "transpose", "select-and-scatter", "rng-bit-generator", "cholesky", "copy-start",
+    "reduce-window",
 }  # fmt: skip
 COLLECTIVES = {
     "all-reduce", "all-reduce-start", "all-gather", "all-gather-start", "reduce-scatter",

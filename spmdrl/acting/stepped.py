@@ -72,9 +72,7 @@ def make_programs(config: Config, policy: Policy, ids: Array, shards: int, group
         whole = draw_noise(policy, key, update, ids, config.algo.num_steps)
         return [whole[:, cut] for cut in cuts]
 
-    def act_at(
-        variables: Any, carry: Carry, obs: Obs, first: Array, noise: Array, t: Array
-    ) -> Any:
+    def act_at(variables: Any, carry: Carry, obs: Obs, first: Array, noise: Array, t: Array) -> Any:
         return act(policy, max(1, shards // groups), variables, carry, obs, first, noise[t])
 
     def finish(variables: Any, before: ActorState, steps: Steps, after: ActorState) -> Any:

@@ -96,9 +96,6 @@ class Scores(Tree):
     value: Float[Array, "T B"]
 
 
-ROWS_AT_ONCE = 4096  # large matrix products, and temporaries that stay small
-
-
 def score_rollout(policy: Policy, shards: int, variables: Any, steps: Steps) -> Scores:
     """Log-probabilities and values after the last step: none of them had to wait for these."""
 
@@ -106,7 +103,9 @@ def score_rollout(policy: Policy, shards: int, variables: Any, steps: Steps) -> 
         def value_of(row: tuple[Obs, Array]) -> Array:
             return policy.apply(variables, (), *row)[2]
 
-        at_once = max(1, ROWS_AT_ONCE // first.shape[1])
+        if policy.value_rows is None:
+            return jax.vmap(lambda *row: value_of(row))(obs, first)
+        at_once = max(1, policy.value_rows // first.shape[1])
         return jax.lax.map(value_of, (obs, first), batch_size=at_once)
 
     def score_shard(steps: Steps) -> Scores:

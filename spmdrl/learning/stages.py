@@ -23,7 +23,7 @@ from spmdrl.learning.gradients import Wire, sequence_gradient, step_gradient
 from spmdrl.learning.minibatches import Selector, Steps, make_selector
 from spmdrl.learning.optimizer import Optimizer, learning_rate, make_optimizer
 from spmdrl.nets import moments
-from spmdrl.nets.policy import Policy, variables_of
+from spmdrl.nets.policy import Policy, matmul_precision, variables_of
 from spmdrl.parallel.guards import finite_inputs
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import rollout_specs, split_envs
@@ -56,6 +56,11 @@ class Learner:
     @property
     def num_gradients(self) -> int:
         return self.selector.epochs * self.selector.minibatches
+
+    def run(self, stage: Callable[..., tuple[Any, Any]], *args: Any) -> tuple[Any, Any]:
+        """While a program is traced; backward passes included, products are as precise as asked."""
+        with matmul_precision(self.config.net):
+            return stage(self, *args)
 
     @property
     def normalizes(self) -> bool:

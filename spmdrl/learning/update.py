@@ -103,7 +103,7 @@ class Fused:
         return jax.tree.map(jnp.asarray, tree)
 
     def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]:
-        kept, partial_sums = stage.function(self.learner, *args)
+        kept, partial_sums = self.learner.run(stage.function, *args)
         empty = not jax.tree.leaves(partial_sums)
         return kept, () if empty else self.learner.sync.in_step(partial_sums, after)
 
@@ -133,7 +133,7 @@ class Staged:
 
     def compile(self, stage: Stage) -> Callable[..., Any]:
         def on_devices(*args: Any) -> tuple[Any, Any]:
-            kept, partial_sums = stage.function(self._learner, *args)
+            kept, partial_sums = self._learner.run(stage.function, *args)
             empty = not jax.tree.leaves(partial_sums)
             return kept, () if empty else self._learner.sync.in_step(partial_sums, None)
 
