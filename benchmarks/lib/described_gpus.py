@@ -23,8 +23,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.lib.hlo import flops, read_program
-from spmdrl.acting.stepped import groups_of, make_programs
-from spmdrl.acting.steps import ActorState, Steps
+from spmdrl.acting.step_programs import Programs, blank_answers, make_programs
+from spmdrl.acting.stepped import groups_of
+from spmdrl.acting.steps import ActorState
 from spmdrl.config import Config, load
 from spmdrl.learning.stages import Learner, make_learner
 from spmdrl.learning.state import init_train_state
@@ -164,43 +165,37 @@ class Job:
         return make_learner(self.config, self.policy, sync, "gpu", self.spec.has_image)
 
     def _acting(self, envs: int, groups: int) -> tuple[Any, tuple[Any, ...]]:
-        ids = np.arange(envs, dtype=np.int32)
-        programs = make_programs(self.config, self.policy, ids, 1, groups)
+        programs, zeros = self._programs(envs, groups), self.spec.zeros(envs // groups)
         step = jax.ShapeDtypeStruct((), np.int32)
         noise = jax.eval_shape(programs.noise, self.key, step)[0]
-        state = self._actor_state(envs // groups)
-        seen = (state.carry, state.obs, state.first)
-        return programs.act, (self._variables, *seen, noise, step)
+        carry = self._carry(envs // groups)
+        seen = _shapes(programs.seen.pack((zeros, np.ones(envs // groups, bool))))
+        room = jax.eval_shape(programs.room, self._variables, carry, seen, noise)
+        return programs.act, (self._variables, carry, room, seen, noise, step, step)
 
     def _finishing(self, envs: int) -> tuple[Any, tuple[Any, ...]]:
-        ids, steps = np.arange(envs, dtype=np.int32), self.config.algo.num_steps
-        act, arguments = self._acting(envs, 1)
-        _, action, dist_params, value = jax.eval_shape(act, *arguments)
-        state = self._actor_state(envs)
-        flag, number = state.first, jax.ShapeDtypeStruct((envs,), np.float32)
-        row = Steps(
-            obs=state.obs, first=flag, valid=flag, action=action, dist_params=dist_params,
-            value=value, reward=number, terminated=flag, truncated=flag, episode_over=flag,
+        _, (variables, carry, room, seen, *_) = self._acting(envs, 1)
+        programs = self._programs(envs, 1)
+        said = blank_answers(self.config.algo.num_steps, envs)
+        answers = _shapes(programs.answers.pack(said))
+        number = jax.ShapeDtypeStruct((envs,), np.float32)
+        before = ActorState(
+            obs=(), first=(), resetting=(), carry=carry, discounted_return=number,
+            episode_return=number, episode_length=jax.ShapeDtypeStruct((envs,), np.int32),
         )  # fmt: skip
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((steps, *x.shape), x.dtype), row)
-        program = make_programs(self.config, self.policy, ids, 1, 1).finish
-        return program, (self._variables, state, rows, state)
+        return programs.finish, (variables, before, *room, answers, [seen], [carry])
+
+    def _programs(self, envs: int, groups: int) -> Programs:
+        ids, device = np.arange(envs, dtype=np.int32), self.mesh.devices.flat[0]
+        example = (self.spec.zeros(1), np.ones(1, bool))
+        return make_programs(self.config, self.policy, example, ids, 1, groups, device)
+
+    def _carry(self, envs: int) -> Any:
+        return jax.eval_shape(lambda: self.policy.initial_carry(envs))
 
     def _rollout(self) -> Any:
         program, arguments = self._finishing(self.config.env.num_envs)
         return jax.eval_shape(program, *arguments)[1]
-
-    def _actor_state(self, envs: int) -> ActorState:
-        def of(dtype: Any) -> Any:
-            return jax.ShapeDtypeStruct((envs,), dtype)
-
-        return ActorState(
-            obs=jax.tree.map(lambda x: of(x.dtype).update(shape=x.shape), self.spec.zeros(envs)),
-            first=of(bool), resetting=of(bool),
-            carry=jax.eval_shape(lambda: self.policy.initial_carry(envs)),
-            discounted_return=of(np.float32), episode_return=of(np.float32),
-            episode_length=of(np.int32),
-        )  # fmt: skip
 
     @property
     def _variables(self) -> Any:
@@ -216,6 +211,10 @@ class Job:
     def _on_first(self, tree: Any) -> Any:
         alone = NamedSharding(Mesh(self.mesh.devices.flat[:1], (AXIS,)), P())
         return jax.tree.map(lambda x: _shape(x, alone), tree)
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def _shape(x: Any, sharding: Any) -> Any:
@@ -237,7 +236,7 @@ class Recorder:
         self._staged, self._times = Staged(learner, job.mesh), 1
 
     def place(self, tree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+        return _shapes(tree)
 
     def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]:
         function = self._staged.compile(stage)

@@ -6,6 +6,7 @@ read where they are.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ def parcel_for(example: Any, platform: str) -> Parcel:
         return np.concatenate([x.view(np.uint8) for x in rows], axis=1)
 
     def unpack(packed: UInt8[Array, "N n"]) -> Any:
-        cuts = [packed[:, a:b] for a, b in zip(edges, edges[1:], strict=False)]
+        cuts = [packed[:, a:b] for a, b in itertools.pairwise(edges)]
         pairs = zip(cuts, kinds, strict=True)
         return jax.tree.unflatten(structure, [_read(cut, *kind) for cut, kind in pairs])
 

@@ -15,6 +15,7 @@ from spmdrl.envs.base import EnvBatch
 from spmdrl.nets.policy import Policy
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import in_shards, split_envs
+from spmdrl.parallel.recurrence import recurrence
 from spmdrl.types import Array, Carry, Obs, Rollout, TimeStep, Tree
 
 __all__ = [
@@ -128,7 +129,13 @@ def accumulate(
         y = x + discount * y
         return jnp.where(end, 0.0, y), y
 
-    return jax.lax.scan(step, start, (x, ends))
+    def loop(*rows: Array) -> Array:
+        return jax.lax.scan(step, start, (x, ends))[1]
+
+    factors = jnp.where(jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]]), 0.0, discount)
+    begun = jnp.concatenate([x[:1] + discount * start, x[1:]])
+    y = recurrence(loop, begun, factors)
+    return jnp.where(ends[-1], 0.0, y[-1]), y
 
 
 def finish_rollout(

@@ -52,6 +52,7 @@ class Learner:
     wire: Wire
     shards: int  # of each device: groups of environments whose sums stay apart until the end
     rows_at_once: int | None  # of a minibatch
+    flat_state: bool  # see `Platform`
 
     @property
     def num_gradients(self) -> int:
@@ -81,6 +82,7 @@ def make_learner(
         wire=Wire(algorithm.reports, sync.num_devices),
         shards=config.sync.shards // sync.num_devices if config.sync.deterministic else 1,
         rows_at_once=liked.image_rows if has_image else liked.vector_rows,
+        flat_state=liked.flat_state,
     )
 
 
@@ -164,7 +166,7 @@ def gradient_sums(
 
     def shard_gradient(*shard: Any) -> Float[Array, "n"]:
         found = gradient(shard, progress.index, constants)
-        return learner.wire.pack(found, flag_here(learner, all_finite(found["grads"])))
+        return learner.wire.pack(found, partial(flag_here, learner))
 
     parts = ((ROWS, prepared.targets), (learner.selector.spec, prepared.order))
     return (), each_shard(learner, shard_gradient, (rollout_specs(), rollout), *parts)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -108,7 +109,32 @@ class Fused:
         return kept, () if empty else self.learner.sync.in_step(partial_sums, after)
 
     def repeat(self, step: Callable[..., Any], start: Any, count: int) -> tuple[Any, Any]:
+        if self.learner.flat_state:
+            return repeat_flat(step, start, count)
         return jax.lax.scan(lambda progress, _: step(progress), start, length=count)
+
+
+def repeat_flat(
+    step: Callable[[Progress], tuple[Progress, Any]], start: Progress, count: int
+) -> tuple[Progress, Any]:
+    """With parameters and reports as one array each: else each of theirs is a launch of its own."""
+    _, parameters = ravel_pytree(start.state.params)
+    shapes = jax.eval_shape(step, start)[1]
+    _, reports = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+    def flat(progress: Progress) -> tuple[Array, Progress]:
+        state = progress.state.replace(params=())
+        return ravel_pytree(progress.state.params)[0], progress.replace(state=state)
+
+    def whole(vector: Array, progress: Progress) -> Progress:
+        return progress.replace(state=progress.state.replace(params=parameters(vector)))
+
+    def flat_step(carry: tuple[Array, Progress], _: None) -> tuple[Any, Array]:
+        progress, report = step(whole(*carry))
+        return flat(progress), ravel_pytree(report)[0]
+
+    end, rows = jax.lax.scan(flat_step, flat(start), length=count)
+    return whole(*end), jax.vmap(reports)(rows)
 
 
 class Staged:

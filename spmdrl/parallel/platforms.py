@@ -19,7 +19,10 @@ class Platform:
     image_rows: int | None  # in a chunk of a minibatch; None takes all at once
     vector_rows: int | None
     value_rows: int | None  # valued together after a rollout
+    cheap_loops: bool  # inside a program
+    flat_state: bool  # parameters go through the loop of minibatches as one array
     runs_simulators: bool  # C++ environments can be called from a compiled program
+    one_transfer: bool  # what goes to the device together should be one array
     acts_beside_learning: bool  # it can collect a rollout while an update runs on it
     takes_all_devices: bool  # of this process, where the config does not say how many
     mpi_reads_memory: bool  # without a bridge that mpi4jax may or may not have been built with
@@ -30,7 +33,10 @@ CPU = Platform(
     image_rows=32,
     vector_rows=1024,
     value_rows=4096,
+    cheap_loops=True,
+    flat_state=False,
     runs_simulators=True,
+    one_transfer=False,
     acts_beside_learning=True,
     takes_all_devices=False,
     mpi_reads_memory=True,
@@ -41,7 +47,10 @@ GPU = Platform(
     image_rows=None,
     vector_rows=None,
     value_rows=None,
+    cheap_loops=False,
+    flat_state=True,
     runs_simulators=False,
+    one_transfer=True,
     acts_beside_learning=False,
     takes_all_devices=True,
     mpi_reads_memory=False,
