@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.gpu import gpu_programs
+from benchmarks.gpu import gpu_check, gpu_programs
 from benchmarks.gpu.gpu_programs import CASES, CUDA, Case, grown, totals
+from benchmarks.gpu.prediction import Assumptions, Card, predicted_s
 from benchmarks.lib.hlo import flops, read_program
 
 PROGRAM = """HloModule jit_f, is_scheduled=true
@@ -119,6 +120,21 @@ def test_the_table_shows_what_was_before():
     now = {case: {"update": row(launches=900, flops=2e9, loops=[16, None])}}
     text = gpu_programs.report(now, {case: {"update": row(launches=61635)}}, "command")
     assert f"| {case} | update | 900 | 61,635 | 16, ? | 100 | 100 |" in text
+
+
+def test_predicted_seconds_add_up():
+    card = Card(bandwidth=1e9, flops=1e9, link=1e9)
+    given = Assumptions(launch_s=1e-3, bandwidth_share=0.5, flops_share=0.25, collective_s=0.01)
+    found = row(launches=10, moved_bytes=1e9, flops=5e8, collectives=3, collective_bytes=1e9)
+    # 10 ms, 2 s, 2 s; around four cards 1.5 times the bytes, and three times 10 ms
+    assert predicted_s(found, card, 4, given) == pytest.approx(0.01 + 2 + 2 + 1.5 + 0.03)
+    alone = found | {"collectives": 0}
+    assert predicted_s(alone, card, 1, given) == pytest.approx(4.01)
+
+
+def test_cards_are_known_by_their_names():
+    assert gpu_check.card_of("NVIDIA A100-SXM4-80GB") == "A100"
+    assert gpu_check.card_of("NVIDIA GeForce RTX 4090") is None
 
 
 def test_names_of_cases_are_different():

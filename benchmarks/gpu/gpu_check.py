@@ -4,9 +4,9 @@
     python -m benchmarks.gpu_check --updates 20
 
 Needs jax with a GPU (`uv sync --extra cuda12`) and benchmarks/results/gpu_programs.json. Times the
-trainer's own update on rollouts of random numbers, on one GPU; prints the
-median beside the prediction (its assumptions: benchmarks/gpu/prediction.py) and the peak of memory
-beside the compiler's. Writes nothing.
+trainer's own update on rollouts of random numbers, on one GPU; prints the median beside the
+prediction (its assumptions: benchmarks/gpu/prediction.py) and the peak of memory beside the
+compiler's. Writes nothing.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from benchmarks.lib.common import (
     progress,
     save,
     table,
+    write_json,
 )
 from benchmarks.lib.venvs import NotBuilt, Venv, last_line
 
@@ -231,8 +232,10 @@ def main() -> int:
     target = BEFORE if args.before else NAME
     kept = {case.name: (read(target) | found).get(case.name) for case in CASES}
     data = {"environment": CUDA.requirements, "cases": {k: v for k, v in kept.items() if v}}
-    made = f"python -m {command_name()}"
-    save(target, data, report(data["cases"], read(BEFORE), made))
+    if args.before:
+        write_json(BEFORE, data)
+        return 0
+    save(NAME, data, report(data["cases"], read(BEFORE), f"python -m {command_name()}"))
     return 0
 
 

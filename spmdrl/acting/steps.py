@@ -132,7 +132,8 @@ def accumulate(
     def loop(*rows: Array) -> Array:
         return jax.lax.scan(step, start, (x, ends))[1]
 
-    factors = jnp.where(jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]]), 0.0, discount)
+    after_end = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
+    factors = jnp.where(after_end, 0.0, discount).astype(x.dtype)  # else float64 under x64
     begun = jnp.concatenate([x[:1] + discount * start, x[1:]])
     y = recurrence(loop, begun, factors)
     return jnp.where(ends[-1], 0.0, y[-1]), y
