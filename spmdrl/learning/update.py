@@ -24,6 +24,7 @@ from spmdrl.learning.stages import (
     Progress,
     apply_gradient,
     finish,
+    flat_state,
     gradient_sums,
     moment_sums,
     prepare,
@@ -83,14 +84,14 @@ def run_update(
         _, vector = run(GRADIENT, progress, rollout, prepared, sums, after=sums)
         return run(APPLY, progress, vector, sums)[0]
 
-    progress, reports = run.repeat(step, run.place(begin(state)), learner.num_gradients)
+    progress, reports = run.repeat(step, run.place(begin(learner, state)), learner.num_gradients)
     before = state if learner.config.lag else None
     return run(FINISH, before, progress, prepared, sums, reports)[0]
 
 
-def begin(state: TrainState) -> Progress:
+def begin(learner: Learner, state: TrainState) -> Progress:
     skipped, index = (np.zeros((), np.int32) for _ in range(2))  # each donated on its own
-    state = state.replace(behind=())  # no gradient reads or changes it
+    state = flat_state(learner, state.replace(behind=()))  # no gradient reads or changes `behind`
     return Progress(state=state, stopped=np.zeros((), bool), skipped=skipped, index=index)
 
 
@@ -117,24 +118,16 @@ class Fused:
 def repeat_flat(
     step: Callable[[Progress], tuple[Progress, Any]], start: Progress, count: int
 ) -> tuple[Progress, Any]:
-    """With parameters and reports as one array each: else each of theirs is a launch of its own."""
-    _, parameters = ravel_pytree(start.state.params)
+    """With all reports of a step as one array: else to write down each is a launch of its own."""
     shapes = jax.eval_shape(step, start)[1]
-    _, reports = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    _, restore = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
 
-    def flat(progress: Progress) -> tuple[Array, Progress]:
-        state = progress.state.replace(params=())
-        return ravel_pytree(progress.state.params)[0], progress.replace(state=state)
+    def flat_step(progress: Progress, _: None) -> tuple[Progress, Array]:
+        progress, report = step(progress)
+        return progress, ravel_pytree(report)[0]
 
-    def whole(vector: Array, progress: Progress) -> Progress:
-        return progress.replace(state=progress.state.replace(params=parameters(vector)))
-
-    def flat_step(carry: tuple[Array, Progress], _: None) -> tuple[Any, Array]:
-        progress, report = step(whole(*carry))
-        return flat(progress), ravel_pytree(report)[0]
-
-    end, rows = jax.lax.scan(flat_step, flat(start), length=count)
-    return whole(*end), jax.vmap(reports)(rows)
+    end, rows = jax.lax.scan(flat_step, start, length=count)
+    return end, jax.vmap(restore)(rows)
 
 
 class Staged:

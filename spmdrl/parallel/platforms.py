@@ -20,7 +20,7 @@ class Platform:
     vector_rows: int | None
     value_rows: int | None  # valued together after a rollout
     cheap_loops: bool  # inside a program
-    flat_state: bool  # parameters go through the loop of minibatches as one array
+    flat_state: bool  # parameters and reports go through the minibatches as one array each
     runs_simulators: bool  # C++ environments can be called from a compiled program
     one_transfer: bool  # what goes to the device together should be one array
     acts_beside_learning: bool  # it can collect a rollout while an update runs on it
