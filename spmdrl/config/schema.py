@@ -138,6 +138,10 @@ class NetConfig:
     MiniGrid and BabyAI."""
     conv: Annotated[Literal["auto", "matmul", "xla"], FREE] = "auto"
     """How convolutions are computed; auto takes matmul on CPU and xla elsewhere."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the torsos; parameters, memory, heads, losses and optimiser stay float32."""
+    matmul_precision: Literal["default", "high", "highest"] = "default"
+    """Of float32 products: default lets GPUs round their inputs (TF32), highest does not."""
 
 
 @dataclass(frozen=True)
