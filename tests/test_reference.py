@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 
 import pytest
@@ -15,7 +16,7 @@ from spmdrl.config.rules import fields_of
 from spmdrl.parallel.comm_meter import PHASES
 from spmdrl.reference import ALGORITHMS, COMMAND, docstrings, kind_words, page
 from spmdrl.runtime.metric_names import METRICS, describe_metric
-from tests.children import ROOT
+from tests.children import ROOT, succeed
 
 FAMILIES = {metric.name.partition("/")[0] for metric in METRICS}
 METRIC = re.compile(r"[a-z]+/[a-z0-9_]+")
@@ -92,14 +93,11 @@ def test_a_file_is_written_or_refused_in_one_line(tmp_path, capsys):
     ids=["two ranks", "stepped from Python"],
 )
 def test_rows_of_a_real_run_hold_nothing_else(flags, tmp_path):
-    import json
-
-    from tests.children import succeed
-
     sizes = ("--total-steps", 512, "--algo.num-steps", 32, "--checkpoint.every", 1)
     words = (*sizes, *flags, "--run-dir", tmp_path / "run", "--log.panel", "off")
     succeed("-m", "spmdrl.train", ROOT / "configs" / "cartpole.py", *words)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    text = (tmp_path / "run" / "metrics.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
     assert len(rows) == 4
     names = {name for row in rows for name in row}
     assert [name for name in sorted(names) if describe_metric(name) is None] == []
