@@ -23,8 +23,9 @@ from spmdrl.config import (
 from spmdrl.envs.ids import check_id
 from spmdrl.library import training
 from spmdrl.library.training import Result
+from spmdrl.parallel.ending import hand_over
 from spmdrl.parallel.process import prepare_process
-from spmdrl.parallel.spawn import hand_over, spawn
+from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, auto_ranks, detect
 from spmdrl.runtime.rundir import check_run_dir
 from spmdrl.runtime.signals import StopRequest

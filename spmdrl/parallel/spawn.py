@@ -8,21 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from spmdrl.config import ConfigError
+from spmdrl.parallel.ending import Ending
 from spmdrl.parallel.topology import CHILD_MARK, TERMINAL_MARK, cores
 
-__all__ = [
-    "SHARED_MARK", "end_with_parent", "find_mpirun", "hand_over", "mpirun_command", "spawn",
-]  # fmt: skip
+__all__ = ["SHARED_MARK", "end_with_parent", "find_mpirun", "mpirun_command", "spawn"]
 
 SHARED_MARK = "SPMDRL_SHARED_CORES"  # set where several runs share this machine
-
-ENDING_MARK = "SPMDRL_ENDING"  # a file of the process that has started the ranks
 
 SAVING = "saving a checkpoint, then stopping (again: stop at once)"
 
@@ -37,55 +33,12 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
     if os.environ.get(CHILD_MARK):
         raise ConfigError("--nprocs cannot be used inside a run started by --nprocs")
     command = [*mpirun_command(nprocs), sys.executable, "-m", module, *argv]
-    with tempfile.TemporaryDirectory(prefix="spmdrl-") as folder:
-        ending = Path(folder) / "code"
-        child = subprocess.Popen(
-            command,
-            env=os.environ | _marks(nprocs, ending),
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
-        code = _wait(child, on_interrupt)
-        if code == 0 and ending.exists():
-            return int(ending.read_text())
-    if code == 128 + signal.SIGKILL:
-        print(
-            "spmdrl: a rank was killed (kill -9, or the machine ran out of memory). If nothing "
-            "above says which, it was in phase start",
-            file=sys.stderr,
-        )
-    return code
-
-
-def _marks(nprocs: int, ending: Path) -> dict[str, str]:
-    """What the ranks must know about this process and its terminal, which they do not see."""
-    marks = {CHILD_MARK: str(nprocs), TERMINAL_MARK: "0", ENDING_MARK: str(ending)}
-    if sys.stdout.isatty():
-        size = shutil.get_terminal_size()
-        seen = {"COLUMNS": str(size.columns), "LINES": str(size.lines)}
-        marks |= {TERMINAL_MARK: "1"} | seen
-    return marks
-
-
-def hand_over(code: int, is_root: bool) -> int:
-    """The exit code of a rank that ends together with all others.
-
-    Of one that is not 0, mpirun would say at length that the job has failed, and that after our own
-    last words. So a rank that `spawn` has started leaves it in a file.
-    """
-    place = os.environ.get(ENDING_MARK)
-    if not place or code == 0:
-        return code
-    try:
-        if is_root:
-            Path(place).write_text(str(code))
-    except OSError:
-        return code
-    return 0
-
-
-def _wait(child: subprocess.Popen[bytes], on_interrupt: str) -> int:
-    """Until it ends, handing signals on; its exit code as a shell gives it."""
+    terminal = "1" if sys.stdout.isatty() else "0"
+    ending = Ending()
+    environment = os.environ | {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal} | ending.marks
+    child = subprocess.Popen(
+        command, env=environment, start_new_session=True, preexec_fn=end_with_parent
+    )
     interrupts = 0
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -97,8 +50,15 @@ def _wait(child: subprocess.Popen[bytes], on_interrupt: str) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, hand_on)
-    code = child.wait()
-    return 128 - code if code < 0 else code
+    code = ending.read(child.wait())
+    code = 128 - code if code < 0 else code
+    if code == 128 + signal.SIGKILL:
+        print(
+            "spmdrl: a rank was killed (kill -9, or the machine ran out of memory). If nothing "
+            "above says which, it was in phase start",
+            file=sys.stderr,
+        )
+    return code
 
 
 def end_with_parent() -> None:
