@@ -12,8 +12,9 @@ __all__ = ["StopRequest"]
 class StopRequest:
     """A flag that USR1, TERM and the first Ctrl-C set; the second Ctrl-C ends at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: str = "saving a checkpoint, then stopping (again: stop at once)"):
         self.signal: str | None = None
+        self._answer = f"Ctrl-C: {answer}\n".encode()
 
     def listen(self) -> StopRequest:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
@@ -26,4 +27,4 @@ class StopRequest:
             os._exit(130)
         self.signal = signal.Signals(number).name
         if number == signal.SIGINT:
-            os.write(2, b"Ctrl-C: saving a checkpoint, then stopping (again: stop at once)\n")
+            os.write(2, self._answer)
