@@ -96,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_video_file(options.video)
         check_renders(config)
         frames = open_video(options.video)
+    print(f"playing {config.eval.episodes} episodes with {checkpoint.name}", flush=True)
     result = summarize(play(config, checkpoint, frames), config, checkpoint)
     write_result(run_dir, result)
     print(report(config, checkpoint, result))

@@ -125,7 +125,7 @@ def saver_of(run_dir: Path, logger) -> Saver:
 
 def job(step: int) -> Any:
     state = SimpleNamespace(step=step, params={"w": np.zeros(2, np.float32)}, obs_moments=None,
-                            opt_state=None, reward_moments=None, behind=None)  # fmt: skip
+                            opt_state=None, reward_moments=None, behind=())  # fmt: skip
     return SimpleNamespace(state=state, actors={"a": np.zeros(1)}, episodes={}, return_mean=1.0,
                            evaluated=None)  # fmt: skip
 
@@ -153,7 +153,7 @@ def test_no_checkpoint_is_written_while_rows_wait_for_room(tmp_path, logger_in):
         SimpleNamespace(write=lambda data: 0, fileno=logger._metrics._file.fileno),
     )
     logger.write({"progress/update": 1, "progress/steps": 1})
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+    with pytest.raises(OSError, match="could not be written yet"):
         saver_of(tmp_path, logger)._write(job(4))
     assert Checkpointer(tmp_path / "checkpoints", 1).steps() == []
     logger._metrics._file = real
