@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def first_words(config: Config, topology: Topology) -> str:
     """What the next seconds are for."""
-    who = f"{topology.size} ranks are connected; they load" if topology.size > 1 else "loading"
-    return f"{who} jax, then make {config.env.num_envs} environments of {config.env.id}"
+    who = f"{topology.size} ranks are connected: " if topology.size > 1 else ""
+    return f"{who}loading jax, then making {config.env.num_envs} environments of {config.env.id}"
 
 
 def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Config:

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from spmdrl.algos import Ppo
@@ -19,7 +21,8 @@ from spmdrl.parallel.world import World
 from spmdrl.runtime import evaluator
 from spmdrl.runtime.checkpoint import Checkpointer
 from spmdrl.runtime.evaluation import play, statistics
-from spmdrl.runtime.evaluator import Evaluator
+from spmdrl.runtime.evaluator import Evaluator, whole_window
+from spmdrl.runtime.logger import EpisodeStats
 from spmdrl.runtime.loop import Stopped
 from spmdrl.runtime.models import find_checkpoint
 from spmdrl.runtime.signals import StopRequest
@@ -55,6 +58,22 @@ def evaluations(folder: Path) -> dict[int, float]:
 
 def trained(folder: Path, config: Config) -> dict[str, Any]:
     return run(config, 1, World(), folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """The programs of all these runs are the same."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update(names[0], str(tmp_path_factory.mktemp("programs")))
+    jax.config.update(names[1], 0.0)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +115,7 @@ def test_it_finds_what_the_command_finds(evaluated):
     assert found["return_mean"] == summary["eval_return_mean"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_evaluates_as_if_it_had_not_stopped(evaluated, tmp_path):
     summary, folder = evaluated
     trained(tmp_path, small(3, eval=EVALUATED))
@@ -114,6 +134,7 @@ def scripted(monkeypatch, *scores: float) -> None:
     monkeypatch.setattr(Evaluator, "_evaluate", evaluate)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_that_of_the_best_evaluation(monkeypatch, tmp_path):
     scripted(monkeypatch, 5.0, 9.0, 7.0)
     trained(tmp_path, small(eval=EVALUATED))
@@ -128,6 +149,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(monkeypatch, tmp_pat
     assert keeper.best_step() == 10
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_an_evaluation_reaches_the_target(monkeypatch, tmp_path):
     scripted(monkeypatch, 5.0, 9.0)
     config = small(eval=EVALUATED, until_return=9.0)
@@ -145,6 +167,7 @@ def test_a_run_ends_when_an_evaluation_reaches_the_target(monkeypatch, tmp_path)
     assert (higher["updates"], higher["reached"]["return_mean"]) == (6, 11.0)
 
 
+@pytest.mark.slow
 def test_without_evaluations_the_window_of_training_counts(tmp_path):
     config = small(until_return=5.0)
     summary = trained(tmp_path, config)
@@ -154,13 +177,15 @@ def test_without_evaluations_the_window_of_training_counts(tmp_path):
     assert trained(tmp_path, config)["updates"] == summary["updates"]
 
 
-def test_a_window_that_is_not_full_ends_nothing(tmp_path):
-    log = LogConfig(panel="off", window=10_000)
-    summary = trained(tmp_path, small(until_return=5.0, log=log))
-    assert summary["updates"] == UPDATES
-    assert "reached" not in summary
+def test_a_window_that_is_not_full_ends_nothing():
+    stats = EpisodeStats(3)
+    stats.add(np.array([90.0, 90.0]), np.array([9, 9]))
+    assert whole_window(stats) is None
+    stats.add(np.array([60.0]), np.array([9]))
+    assert whole_window(stats) == 80.0
 
 
+@pytest.mark.slow
 def test_a_request_to_stop_does_not_wait_for_the_episodes(monkeypatch, tmp_path):
     """StopRequest is set as the evaluation begins; nothing is made of a part of it."""
     requests: list[StopRequest] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 import subprocess
 from pathlib import Path
@@ -19,9 +20,20 @@ from spmdrl.episodes.following import Follower
 from spmdrl.parallel.topology import Topology
 from spmdrl.parallel.world import World
 from spmdrl.runtime.checkpoint import Checkpointer, Snapshot, read_snapshot
+from spmdrl.runtime.consent import Consent
 from spmdrl.runtime.files import write_json
 from tests.children import ROOT, clean_environment, succeed, train_command
 from tests.test_record import make_run
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """The command listens for the process that it has to itself."""
+    numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -40,8 +52,7 @@ def add_checkpoint(run_dir: Path, update: int) -> Path:
 def follower(run_dir: Path, out: object, keep: int = 1000, **flags: Any) -> Follower:
     """One worker that has not begun."""
     options = record.Options(run_dir=str(run_dir), out=str(out), follow=True, keep=keep, **flags)
-    consent: Any = SimpleNamespace(words=())
-    plan = record.make_plan(options, Topology(), consent)
+    plan = record.make_plan(options, Topology(), Consent(None, False, "record", False))
     plan.feed.open()
     stop: Any = SimpleNamespace(signal=None)
     made = Follower(plan, run_dir, keep, World(), Topology(), stop)

@@ -6,6 +6,7 @@ What serves it needs jax alone, or whatever else reads StableHLO. The program is
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def export(
 
     `platforms` are those that it can run on: cpu, cuda, rocm, tpu.
     """
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ConfigError("export needs flatbuffers: pip install 'spmdrl[export]'")
     place = Path(folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ConfigError(f"{place} is not an empty folder; choose another")

@@ -45,7 +45,8 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
         nonlocal interrupts
         interrupts += number == signal.SIGINT
         if interrupts == 1 and number == signal.SIGINT:
-            os.write(2, f"Ctrl-C: {on_interrupt}\n".encode())
+            end = "" if sys.stdout.isatty() else "\n"  # which would tear the panel
+            os.write(2, f"Ctrl-C: {on_interrupt}{end}".encode())
         child.send_signal(signal.SIGTERM if interrupts > 1 else signal.SIGUSR1)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):

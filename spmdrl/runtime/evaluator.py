@@ -22,7 +22,7 @@ from spmdrl.runtime.saver import Saver
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.types import TrainState
 
-__all__ = ["Evaluator"]
+__all__ = ["Evaluator", "whole_window"]
 
 
 class Evaluator:
@@ -55,7 +55,7 @@ class Evaluator:
         """See whether the run was over when it was saved; `stats` are still those of all ranks."""
         if meta:
             self.last = meta.get("eval_return_mean")
-            value = self.last if self._config.eval.every else _whole_window(stats)
+            value = self.last if self._config.eval.every else whole_window(stats)
             self._judge(value, meta["step"])
 
     def tick(self, step: int, state: TrainState, stats: EpisodeStats, phases: Phases) -> None:
@@ -69,7 +69,7 @@ class Evaluator:
             return
         value = self.score
         if not config.eval.every:  # only rank 0 has everybody's episodes
-            value = world.broadcast_json(_whole_window(stats) if world.is_root else None)
+            value = world.broadcast_json(whole_window(stats) if world.is_root else None)
         self._judge(value, step + 1)
 
     def summary(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Evaluator:
         )
 
 
-def _whole_window(stats: EpisodeStats) -> float | None:
+def whole_window(stats: EpisodeStats) -> float | None:
     """The mean return in training, once there are enough episodes to go by."""
     if len(stats.returns) < (stats.returns.maxlen or 0):
         return None

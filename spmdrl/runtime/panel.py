@@ -17,6 +17,7 @@ from rich.text import Text
 
 from spmdrl.config import Config
 from spmdrl.runtime.console import PARTS, closing_words, number, speed_words, time_shares
+from spmdrl.runtime.signals import StopRequest
 
 __all__ = ["Panel"]
 
@@ -79,7 +80,7 @@ class Panel:
         lines = self._lines(row, inner)
         for name, shown in lines:
             grid.add_row(name, shown)
-        room = height - len(lines) - 7  # for the border, space, and what was said above
+        room = height - len(lines) - 8  # for the border, space, and what was said above
         if room >= LOWEST_CHART and len(self._returns) > 1:
             grid.add_row("", "")
             grid.add_row("", chart(self._returns, inner, min(room, HIGHEST_CHART)))
@@ -114,9 +115,19 @@ class Panel:
         return text
 
 
+class Footer:
+    """Whether somebody has asked the run to stop; the update under way may take a while."""
+
+    def __rich__(self) -> Text:
+        heard = StopRequest.heard
+        if heard is None or heard.signal is None:
+            return Text()
+        return Text(f"{heard.signal}: stopping after this update, with a checkpoint", "bold yellow")
+
+
 def _whole(shown: Any) -> Group:
     """With an empty last line: mpirun holds back a line of its ranks until it is complete."""
-    return Group(shown, Text())
+    return Group(shown, Footer(), Text())
 
 
 def evaluated_words(row: Mapping[str, Any]) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
+from typing import ClassVar
 
 __all__ = ["StopRequest"]
 
@@ -14,9 +16,13 @@ class StopRequest:
 
     def __init__(self, answer: str = "saving a checkpoint, then stopping (again: stop at once)"):
         self.signal: str | None = None
-        self._answer = f"Ctrl-C: {answer}\n".encode()
+        # A line break would tear the panel, whose last line is free; there the panel says it too.
+        self._answer = f"Ctrl-C: {answer}{'' if sys.stdout.isatty() else chr(10)}".encode()
+
+    heard: ClassVar[StopRequest | None] = None  # that of this process
 
     def listen(self) -> StopRequest:
+        StopRequest.heard = self
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         return self
