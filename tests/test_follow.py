@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -36,9 +37,14 @@ def own_signals():
         signal.signal(number, handler)
 
 
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("follow") / "run", EnvConfig(id="CartPole-v1"))
+
+
 @pytest.fixture
-def run_dir(tmp_path) -> Path:
-    return make_run(tmp_path / "run", EnvConfig(id="CartPole-v1"))
+def run_dir(untouched, tmp_path) -> Path:
+    return shutil.copytree(untouched, tmp_path / "run")
 
 
 def add_checkpoint(run_dir: Path, update: int) -> Path:
@@ -136,7 +142,8 @@ def test_a_database_reads_like_a_folder(run_dir, tmp_path):
 
 def test_a_database_holds_many_runs_by_their_ids(run_dir, tmp_path, capsys):
     file = tmp_path / "games.db"
-    other = make_run(tmp_path / "other", EnvConfig(id="CartPole-v1"))
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    write_json(other / "versions.json", {"run_id": "another"})
     address = f"sqlite:///{file}"
     for run in (run_dir, other):
         assert record.main([str(run), "--episodes", "2", "--out", address]) == 0
