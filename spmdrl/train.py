@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spmdrl.cli import answer_errors
 from spmdrl.config import (
     EXIT_BAD_INPUT,
+    EXIT_STOPPED,
     AlgoConfig,
     Config,
     ConfigError,
@@ -22,6 +23,7 @@ from spmdrl.config import (
 from spmdrl.envs.ids import check_id
 from spmdrl.library import training
 from spmdrl.library.training import Result
+from spmdrl.parallel.ending import hand_over
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, auto_ranks, detect
@@ -52,12 +54,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = shared_config(argv, topology, world)
     ranks = ranks_to_start(config, topology)
     if ranks > 1:
+        print(f"starting {ranks} ranks by mpirun; they load Python and MPI", flush=True)
         return spawn(ranks, "spmdrl.train", argv)
+    if topology.is_root:
+        print(first_words(config, topology), flush=True)
     sequences = config.learns_from == "sequences"
     prepare_process(topology, config.devices, config.sync.deterministic, sequences)
     from spmdrl.runtime.session import run_session  # jax from here on
 
-    return run_session(config, topology, world, stop, watchdog, argv)
+    code = run_session(config, topology, world, stop, watchdog, argv)
+    return hand_over(code, topology.is_root) if code == EXIT_STOPPED else code
+
+
+def first_words(config: Config, topology: Topology) -> str:
+    """What the next seconds are for."""
+    who = f"{topology.size} ranks are connected: " if topology.size > 1 else ""
+    return f"{who}loading jax, then making {config.env.num_envs} environments of {config.env.id}"
 
 
 def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Config:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import re
 import types
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 __all__ = [
-    "FIXED", "FREE", "NAME", "PATH", "WINDOW", "ConfigError", "Count", "Field", "NonNegative",
-    "Positive", "Range", "Seed", "Share", "Torso", "at_least", "check_fields", "fields_of",
-    "suggest",
+    "FINITE", "FIXED", "FREE", "NAME", "PATH", "WINDOW", "ConfigError", "Count", "Field",
+    "NonNegative", "Positive", "Range", "Seed", "Share", "Torso", "at_least", "check_fields",
+    "fields_of", "suggest",
 ]  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def at_least(least: int) -> Range:
     return Range(f"at least {least}" if least else "0 or more", lambda x: x >= least)
 
 
+FINITE = Range("finite", lambda x: x is None or math.isfinite(x))
 Count = Annotated[int, at_least(1)]
 Positive = Annotated[float, Range("above 0 and finite", lambda x: 0.0 < x < INFINITY)]
 NonNegative = Annotated[float, Range("0 or more and finite", lambda x: 0.0 <= x < INFINITY)]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from spmdrl.config.rules import (
+    FINITE,
     FIXED,
     FREE,
     NAME,
@@ -127,7 +127,7 @@ class NetConfig:
     """Also show the network the last reward, clipped to plus or minus 1."""
     bptt: Annotated[int, at_least(0)] = 0
     """Steps through which a core's gradient flows back, a divisor of num_steps; 0: the rollout."""
-    log_std_init: Annotated[float, Range("finite", math.isfinite)] = 0.0
+    log_std_init: Annotated[float, FINITE] = 0.0
     """Initial log standard deviation of continuous actions."""
     policy_keys: tuple[str, ...] = ()
     """Parts of the observation that the policy sees; by default all but privileged ones."""
@@ -230,7 +230,7 @@ class SyncConfig:
     phase_timeout_s: Annotated[Positive, FREE] = 300.0
     """Seconds that one phase of an update may last; a longer one ends the run with a stack dump."""
     start_timeout_s: Annotated[Positive, FREE] = 600.0
-    """The same for start-up, and for the first update, which compiles."""
+    """The same for start-up, evaluations, and the first update, which compiles."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
+    every: Annotated[int, at_least(0)] = 0
+    """Updates between two evaluations while training, by rank 0 beside the run; 0: none."""
     episodes: Count = 100
-    """Episodes played by `python -m spmdrl.evaluate`."""
+    """Episodes of an evaluation, in training or by `python -m spmdrl.evaluate`."""
     num_envs: Count = 16
     """Environments played at the same time."""
     deterministic: bool = True
@@ -303,6 +305,8 @@ class Config:
     """Environment steps of the whole run; linear and cosine schedules stretch to it."""
     schedule_steps: Annotated[int, at_least(0), FREE] = 0
     """Steps over which schedules run, if not total_steps: train a part now and the rest later."""
+    until_return: Annotated[float | None, FINITE, FREE] = None
+    """End once an evaluation's mean return is that high; without eval.every, log.window's mean."""
     init_from: str | None = None
     """Start with the parameters of another run: RUN_DIR, or RUN_DIR:best, :latest or :UPDATE."""
     nprocs: Annotated[Ranks, FREE] = 1

@@ -92,6 +92,12 @@ class TrainedPolicy:
         """Parameters and observation moments: the first argument of `network.apply`."""
         return self._variables
 
+    def export(self, folder: str | Path, platforms: tuple[str, ...] = ("cpu",)) -> Path:
+        """Write it as one program for serving, which needs jax and nothing of this package."""
+        from spmdrl.library.export import export
+
+        return export(self, folder, platforms)
+
     def reset(self, seed: int | None = None) -> None:
         """The next call begins new episodes, and the noise of this seed, if one is given."""
         if seed is not None:

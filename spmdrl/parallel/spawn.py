@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from spmdrl.config import ConfigError
+from spmdrl.parallel.ending import Ending
 from spmdrl.parallel.topology import CHILD_MARK, TERMINAL_MARK, cores
 
 __all__ = ["SHARED_MARK", "end_with_parent", "find_mpirun", "mpirun_command", "spawn"]
@@ -33,7 +34,8 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
         raise ConfigError("--nprocs cannot be used inside a run started by --nprocs")
     command = [*mpirun_command(nprocs), sys.executable, "-m", module, *argv]
     terminal = "1" if sys.stdout.isatty() else "0"
-    environment = os.environ | {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal}
+    ending = Ending()
+    environment = os.environ | {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal} | ending.marks
     child = subprocess.Popen(
         command, env=environment, start_new_session=True, preexec_fn=end_with_parent
     )
@@ -43,12 +45,13 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
         nonlocal interrupts
         interrupts += number == signal.SIGINT
         if interrupts == 1 and number == signal.SIGINT:
-            os.write(2, f"Ctrl-C: {on_interrupt}\n".encode())
+            end = "" if sys.stdout.isatty() else "\n"  # which would tear the panel
+            os.write(2, f"Ctrl-C: {on_interrupt}{end}".encode())
         child.send_signal(signal.SIGTERM if interrupts > 1 else signal.SIGUSR1)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, hand_on)
-    code = child.wait()
+    code = ending.read(child.wait())
     code = 128 - code if code < 0 else code
     if code == 128 + signal.SIGKILL:
         print(

@@ -16,6 +16,7 @@ from spmdrl.parallel.guards import NotFinite, assert_in_sync
 from spmdrl.parallel.mesh import commit
 from spmdrl.runtime.build import Trainer
 from spmdrl.runtime.clock import Every, Phases, Rate, Row
+from spmdrl.runtime.evaluator import Evaluator
 from spmdrl.runtime.logger import EpisodeStats, NullLogger
 from spmdrl.runtime.meeting import Meeting
 from spmdrl.runtime.saver import Saver
@@ -65,11 +66,13 @@ class TrainingLoop:
         rounds = trainer.learner.num_gradients
         self.comm = CommMeter(self.config.sync, self.world, trainer.state.params, rounds)
         self.meeting = Meeting(self.world)
+        self.evaluator = Evaluator(self.config, self.world, stop, logger, self.saver)
+        self.evaluator.resume(self.saver.restored, self.stats)
 
     def train(self) -> dict[str, Any]:
         """Train to the end; the summary of the run."""
         started, phases, trainer = time.perf_counter(), self.phases, self.trainer
-        for step in range(self.first, self.last):
+        for step in range(self.first, self.first if self.evaluator.reached else self.last):
             phases.begin(step, compiles=step == self.first)
             with phases("collect"):
                 rollout, episodes = trainer.collect()
@@ -83,11 +86,14 @@ class TrainingLoop:
             self.guard.check(report.nonfinite, step)
             self.stats.add(*self.meeting.gather_episodes(episodes))
             self.comm.tick(step)
+            self.evaluator.tick(step, trainer.state, self.stats, phases)
             self.log(step, report)
             self.advise(step)
             self.check(step)
             self.renew(step)
             self.save(step, stopping)
+            if self.evaluator.reached:
+                break
             if stopping and step + 1 < self.last:
                 raise Stopped(f"stopped on request after update {step + 1} of {self.last}")
         trainer.collector.close()
@@ -96,13 +102,14 @@ class TrainingLoop:
     # -- tasks, each when it is due
 
     def log(self, step: int, report: Report) -> None:
-        if not self.should_log(step):
+        evaluator = self.evaluator
+        if not (self.should_log(step) or evaluator.row or evaluator.reached):
             return
         self.phases.add(self.trainer.collector.watch.read())
         seconds, total = self.phases.read()
         row = self.rate.row(step + 1, total) | self.stats.row() | to_floats(report.metrics)
         row |= time_row(seconds, total)
-        row |= self.comm.row(self.meeting.seconds(), seconds["update"])
+        row |= self.comm.row(self.meeting.seconds(), seconds["update"]) | evaluator.row
         self.logger.write(row)
 
     def advise(self, step: int) -> None:
@@ -126,26 +133,27 @@ class TrainingLoop:
             self.saver.forget_actions()
 
     def save(self, step: int, stopping: bool) -> None:
-        must = stopping or step + 1 == self.last
-        if must or self.should_save(step):
+        trainer, evaluator = self.trainer, self.evaluator
+        must = stopping or step + 1 == self.last or evaluator.reached is not None
+        if must or self.should_save(step) or evaluator.is_best:
             with self.phases("save"):
-                trainer = self.trainer
-                self.saver.save(trainer.state, trainer.collector, self.stats, must)
+                saved = (trainer.state, trainer.collector, self.stats)
+                self.saver.save(*saved, must, evaluator.score)
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Seconds and speed are this process's: a resumed run did not do the updates before."""
-        config = self.config
+        batch, done = self.config.batch_size, int(self.trainer.state.step)
         return {
-            "env_steps": config.num_updates * config.batch_size,
-            "updates": config.num_updates,
+            "env_steps": done * batch,
+            "updates": done,
             "wall_s": seconds,
-            "sps": (self.last - self.first) * config.batch_size / seconds,
+            "sps": (done - self.first) * batch / seconds,
             "episode_return_mean": self.stats.row()["episode/return_mean"],
             "episode_count": self.stats.count,
             "params_sha256": params_sha256(jax.device_get(self.trainer.state.params)),
             "world_size": self.world.size,
             "devices": self.trainer.devices,
-        }
+        } | self.evaluator.summary()
 
 
 def settle_process(publishes: bool) -> None:

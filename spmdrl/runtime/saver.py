@@ -56,6 +56,7 @@ class Job:
     actors: Arrays
     episodes: Any
     return_mean: float | None
+    evaluated: float | None
 
 
 class Saver:
@@ -74,14 +75,26 @@ class Saver:
         self._failures = 0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self.restored: dict[str, Any] = {}  # what the checkpoint said that the run resumed from
+
+    @property
+    def best_evaluation(self) -> float | None:
+        """The highest mean return among the evaluated checkpoints."""
+        return self._checkpointer.best_evaluation()
 
     # -- saving
 
     def save(
-        self, state: TrainState, collector: Collector, stats: EpisodeStats, must: bool = False
+        self,
+        state: TrainState,
+        collector: Collector,
+        stats: EpisodeStats,
+        must: bool = False,
+        evaluated: float | None = None,
     ) -> None:
         """Every rank calls this; rank 0 writes, in the background unless it `must` be done.
 
+        `evaluated` is the mean return of an evaluation of this state, if there was one.
         A failure is a warning, and the next call tries again; one too many raises SaveError.
         """
         actors = self._gather(collector.named_state())
@@ -93,7 +106,8 @@ class Saver:
             self._unwritten.append(actions["actions"])
         mine = on_device(state, self._mesh.local_devices[0])
         host = jax.tree.map(np.array, mine)  # a copy: the next update overwrites its input
-        job = Job(host, actors, stats.to_json(), stats.row()["episode/return_mean"])
+        mean = stats.row()["episode/return_mean"]
+        job = Job(host, actors, stats.to_json(), mean, evaluated)
         self._writing = self._disk.submit(self._write, job)
         while must and not self._wait():
             time.sleep(1.0)
@@ -129,6 +143,7 @@ class Saver:
         meta = {
             "step": step,
             "return_mean": job.return_mean,
+            "eval_return_mean": job.evaluated,
             "episodes": job.episodes,
             "segments": self._segments,
             "params_sha256": params_sha256(host.params),
@@ -183,6 +198,7 @@ class Saver:
         self._logger.rewind(0 if meta is None else meta["step"])
         if meta is None:
             return state
+        self.restored = meta
         state = self._restore_learner(state, snapshot, meta["step"])
         stats.from_json(meta["episodes"])
         self._restore_actors(collector, snapshot, meta)

@@ -184,7 +184,7 @@ class Watchdog:
         """Who is behind, by the heartbeats: silent for long, or in the earliest phase."""
         if self._folder is None or self._size == 1:
             return ""
-        order = ["start", "collect", "wait", "update", "check", "save"]
+        order = ["start", "collect", "wait", "update", "eval", "check", "save"]
         found = []
         silent = self._silent()
         for rank in range(self._size):
