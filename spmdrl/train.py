@@ -22,6 +22,7 @@ from spmdrl.config import (
 from spmdrl.envs.ids import check_id
 from spmdrl.library import training
 from spmdrl.library.training import Result
+from spmdrl.parallel.job_folder import start_folder
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, auto_ranks, detect
@@ -29,12 +30,14 @@ from spmdrl.runtime.rundir import check_run_dir
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
 from spmdrl.runtime.warm_start import check_init_from
-from spmdrl.runtime.watchdog import Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from spmdrl.parallel.world import World
 
 __all__ = ["main"]
+
+CONFIG_LIMIT_S = 600.0  # for a config file: the other ranks wait, and have no limit from it yet
 
 
 @answer_errors()
@@ -49,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from spmdrl.parallel.world import connect  # numpy and MPI load under the watchdog's eyes
 
     world = connect(topology)
+    watchdog.enter("config" if world.is_root else "start", 0, CONFIG_LIMIT_S)
     config = shared_config(argv, topology, world)
+    watchdog.enter("start", 0, float("inf"))
     ranks = ranks_to_start(config, topology)
     if ranks > 1:
         return spawn(ranks, "spmdrl.train", argv)

@@ -15,9 +15,10 @@ import time
 import pytest
 
 from spmdrl.parallel.guards import minority
+from spmdrl.parallel.job_folder import start_folder
 from spmdrl.parallel.spawn import mpirun_command
 from spmdrl.runtime import watchdog as watchdog_module
-from spmdrl.runtime.watchdog import Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog
 
 
 @pytest.mark.parametrize(
