@@ -125,7 +125,7 @@ def saver_of(run_dir: Path, logger) -> Saver:
 
 def job(step: int) -> Any:
     state = SimpleNamespace(step=step, params={"w": np.zeros(2, np.float32)}, obs_moments=None,
-                            opt_state=None, reward_moments=None, behind=None)  # fmt: skip
+                            opt_state=None, reward_moments=None, behind=())  # fmt: skip
     return SimpleNamespace(state=state, actors={"a": np.zeros(1)}, episodes={}, return_mean=1.0)
 
 

@@ -207,6 +207,7 @@ sys.exit(module.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_ranks_do_not_wait_for_ever_for_a_config_file(tmp_path):
     (tmp_path / "endless.py").write_text(ENDLESS)
     done = subprocess.run(
@@ -242,6 +243,7 @@ sys.exit(module.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_refuse_their_config_are_not_reported_as_dead(tmp_path):
     """They leave one after the other, and the launcher ends the last of them."""
     done = subprocess.run(

@@ -241,9 +241,7 @@ time.sleep(60)
 """
 
 
-def test_a_lock_that_is_held_outweighs_clocks_and_one_that_is_free_a_process_of_that_number(
-    tmp_path,
-):
+def test_the_lock_outweighs_clocks_and_numbers_of_processes(tmp_path):
     run = make_run(tmp_path / "a")
     write_status(run, "running")  # by this process, which is alive
     holder = subprocess.Popen(

@@ -122,7 +122,7 @@ def test_a_rank_killed_before_there_is_a_run_is_named_by_one_that_has_come_furth
     beat(start, 1, dead_pid)
     watchdog.move(run)
     watchdog.stop()
-    assert [file.name for file in start.iterdir()] == ["rank-1.json"]
+    assert sorted(file.name for file in start.iterdir()) == ["rank-0.now", "rank-1.json"]
     watchdog._report_killed()
     assert "rank 1 of 2" in capsys.readouterr().err
 
@@ -216,6 +216,9 @@ def test_folders_of_killed_jobs_are_dropped_after_a_day(user):
     beat(old, 0, alive())
     yesterday = time.time() - 2 * 86400
     os.utime(old, (yesterday, yesterday))
+    start_folder(user | {"SLURM_STEP_ID": "1"})
+    assert old.exists()  # a rank of it has just been at work
+    os.utime(old / "rank-0.json", (yesterday, yesterday))
     start_folder(user | {"SLURM_STEP_ID": "1"})
     assert not old.exists()
 

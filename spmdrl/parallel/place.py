@@ -61,7 +61,8 @@ def _all_left(folder: Path) -> bool:
     """Whether the last of the ranks has come to its end."""
     with contextlib.suppress(OSError):
         ranks = [int(file.stem.removeprefix("rank-")) for file in folder.glob("rank-*.now")]
-        return all(has_left(folder, rank) for rank in ranks)
+        beats = any(folder.glob("rank-*.json"))  # of ranks that were killed, or are still there
+        return not beats and all(has_left(folder, rank) for rank in ranks)
     return False
 
 

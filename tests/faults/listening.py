@@ -10,7 +10,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from spmdrl.parallel.spawn import mpirun_command
@@ -75,14 +75,17 @@ def _inodes(pid: int) -> Iterator[str]:
             yield target[8:-1]
 
 
-def trial(way: str, number: int, rng: random.Random, bench: Bench) -> Result:
+def trial(
+    way: str, number: int, rng: random.Random, bench: Bench, inside: Sequence[str] = ()
+) -> Result:
+    """`inside` is a command that starts the job."""
     folder, began = bench.folder / "trial", time.time()
     shutil.rmtree(folder, ignore_errors=True)
     command = train_command(*SIZES, *WAYS[way], "--run-dir", folder / "run")
     if "mpirun" in way:
         command = [mpirun_command(2)[0], "-np", "2", "--oversubscribe", "--allow-run-as-root",
                    *command]  # fmt: skip
-    job = start(command, bench.environment(folder))
+    job = start([*inside, *command], bench.environment(folder))
     trains = wait_until(lambda: rows(folder) > 5, job)
     pids = [*processes(str(folder))]
     launcher = {job.pid} if "mpirun" in way else set()  # the user's, whose ports are his business
