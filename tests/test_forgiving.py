@@ -152,7 +152,7 @@ def test_no_checkpoint_is_written_while_rows_wait_for_room(tmp_path, logger_in):
         SimpleNamespace(write=lambda data: 0, fileno=logger._metrics._file.fileno),
     )
     logger.write({"progress/update": 1, "progress/steps": 1})
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+    with pytest.raises(OSError, match="could not be written yet"):
         saver_of(tmp_path, logger)._write(job(4))
     assert Checkpointer(tmp_path / "checkpoints", 1).steps() == []
     logger._metrics._file = real

@@ -20,6 +20,10 @@ LIMITED = EnvConfig(  # every episode ends by its limit within a rollout
     id="CartPole-v1", num_envs=8, normalize_obs=True, options={"max_episode_steps": 5}
 )
 LSTM = NetConfig(hidden=(16,), core="lstm", core_size=8)
+NETS = [
+    pytest.param(NetConfig(hidden=(16,)), id="mlp"),
+    pytest.param(LSTM, id="lstm", marks=pytest.mark.slow),
+]
 
 
 def trained(algo: AlgoConfig, net: NetConfig, lag: int = 0, updates: int = 2):
@@ -33,7 +37,7 @@ def trained(algo: AlgoConfig, net: NetConfig, lag: int = 0, updates: int = 2):
     return np.concatenate([x.ravel() for x in leaves]), report.metrics
 
 
-@pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("net", NETS)
 def test_appo_without_lag_is_ppo(net):
     ours, metrics = trained(Appo(epochs=2, **SIZES), net)
     theirs, _ = trained(Ppo(epochs=2, **SIZES), net)
@@ -41,7 +45,7 @@ def test_appo_without_lag_is_ppo(net):
     assert float(metrics["vtrace/rho_mean"]) == pytest.approx(1.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("net", [NetConfig(hidden=(16,)), LSTM], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("net", NETS)
 def test_impala_learns_from_one_minibatch_as_on_policy_ppo_does(net):
     """Before the first step ratios are 1: the gradient of PPO's surrogate is the policy gradient,
     and values after a time limit are those that the actor saw."""
