@@ -14,7 +14,7 @@ import pytest
 
 from spmdrl.parallel.ports import BTL, confine_launcher, confine_rank
 from spmdrl.parallel.topology import Topology
-from tests.faults.listening import WAYS, listeners, open_ports, trial
+from tests.faults.listening import WAYS, _is_loopback, listeners, open_ports, trial
 from tests.faults.result import Bench
 
 # As the launcher does it: opened to all, one after the other, and served by a thread that waits.
@@ -66,6 +66,17 @@ def test_listening_to_all_would_be_seen():
         ports = {port for _, _, port in open_ports([pid])}
         assert server.getsockname()[1] in ports
         assert local.getsockname()[1] not in ports
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [
+        ("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("0.0.0.0", False),
+        ("::", False), ("::ffff:192.0.2.1", False), ("192.0.2.1", False),
+    ],
+)  # fmt: skip
+def test_what_is_loopback(address, local):
+    assert _is_loopback(address) is local
 
 
 def _own_pid() -> int:

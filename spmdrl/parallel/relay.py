@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from spmdrl.parallel.place import Place, read_place
 
@@ -29,7 +29,7 @@ END_S = 2.0  # for what is still on its way when the launcher has ended
 class Relay:
     """Passes a stream on to this process's stderr, byte by byte, and remembers its end."""
 
-    def __init__(self, stream: BinaryIO):
+    def __init__(self, stream: IO[bytes]):
         self._stream, self._tail, self._reported = stream, b"", False
         self._thread = threading.Thread(target=self._pass_on, daemon=True)
         self._thread.start()

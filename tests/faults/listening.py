@@ -44,7 +44,13 @@ def listeners(pids: Iterable[int]) -> list[tuple[int, str, int]]:
 
 def open_ports(pids: Iterable[int]) -> list[tuple[int, str, int]]:
     """Those that other machines can reach."""
-    return [one for one in listeners(pids) if not ipaddress.ip_address(one[1]).is_loopback]
+    return [one for one in listeners(pids) if not _is_loopback(one[1])]
+
+
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text)
+    mapped = getattr(address, "ipv4_mapped", None)  # an IPv4 address on an IPv6 socket
+    return (mapped or address).is_loopback
 
 
 def _table() -> Iterator[tuple[str, tuple[str, int]]]:

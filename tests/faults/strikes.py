@@ -7,7 +7,6 @@ update.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -92,8 +91,8 @@ def strike(
         return strike_early(job, ranks, guilty[0], rng.uniform(0.0, 2.0), folder)
     if kind == "kill in a cold compile":
         phase, update = None, 0
-        wait_until(lambda: place_of(folder, guilty[0], 0) is not None, job)
-        time.sleep(rng.uniform(1.0, 5.0))
+        wait_until(lambda: has_begun(folder, guilty[0]), job)
+        time.sleep(rng.uniform(0.0, 3.0))
     else:
         phase = kind.removeprefix("kill in ") if "kill in" in kind else None
         update = rng.randrange(2, 12)
@@ -153,6 +152,12 @@ def wait_for_phase(phase: str, rank: int, pid: int, folder: Path) -> bool:
     return False
 
 
+def has_begun(folder: Path, rank: int) -> bool:
+    """Whether it is in its first update, in which everything is compiled."""
+    place = place_of(folder, rank, 0)
+    return place is not None and place.phase not in ("config", "start")
+
+
 def place_of(folder: Path, rank: int, pid: int) -> Place | None:
     """Where the rank is, by the file that outlives it; of any process where `pid` is 0."""
     for job in (folder / "runtime" / "spmdrl" / "jobs").glob("job-*"):
@@ -160,7 +165,3 @@ def place_of(folder: Path, rank: int, pid: int) -> Place | None:
         if place is not None and pid in (0, place.pid):
             return place
     return None
-
-
-def shown(faults: Sequence[Fault]) -> str:
-    return json.dumps([[fault.rank, *fault.phases, *fault.updates] for fault in faults])
