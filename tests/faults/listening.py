@@ -95,8 +95,8 @@ def trial(
     trains = wait_until(lambda: rows(folder) > 5, job)
     pids = [*processes(str(folder))]
     launcher = {job.pid} if "mpirun" in way else set()  # the user's, whose ports are his business
-    found = listeners(pids)
-    reachable = [one for one in open_ports(pids) if one[0] not in launcher]
+    judged = [pid for pid in pids if pid not in launcher]
+    found, reachable = listeners(judged), open_ports(judged)
     job.send_signal(signal.SIGKILL)
     for pid in pids:
         if pid != job.pid and Path(f"/proc/{pid}").exists():
