@@ -40,8 +40,12 @@ def _take_memory() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), resource.RLIM_INFINITY))
     held = []
-    while True:
-        held.append(bytearray(16 << 20))
+    try:
+        while True:
+            held.append(bytearray(16 << 20))
+    except MemoryError:
+        held.clear()  # else none would be left for the report
+        raise
 
 
 def _sleep() -> None:
