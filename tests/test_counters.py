@@ -72,7 +72,8 @@ def test_a_run_goes_on_beyond_two_to_the_31_steps(tmp_path):
     meta = old.meta | {"step": late}
     write_snapshot(folder / f"update-{late:08d}", Snapshot(late, old.arrays, meta))
     succeed(*train_command(*words, "--total-steps", (late + 3) * batch)[1:])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     assert [row["progress/steps"] for row in rows][-3:] == [2**31, 2**31 + batch, 2**31 + 2 * batch]
     assert [row["progress/update"] for row in rows][-1] == late + 3
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

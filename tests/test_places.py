@@ -221,7 +221,7 @@ def test_ranks_do_not_wait_for_ever_for_a_config_file(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("kind", ["kill at the start", "kill in update", "kill of all ranks"])
+@pytest.mark.parametrize("kind", ["kill at the start", "kill of all ranks"])
 def test_a_killed_rank_is_named_by_our_own_line(kind):
     with tempfile.TemporaryDirectory() as folder:
         result = trial(kind, 0, random.Random(1), Bench(Path(folder)))

@@ -100,11 +100,10 @@ def test_ranks_of_one_machine_need_no_tcp_and_others_do():
     assert transports(Topology(1, 2, 1, 2, "mpirun"), **{BTL: "self,sm"}) == "self,sm"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # the slow one below shows most of it
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("way", ["allreduce", "allreduce, mpirun"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_run_listens_on_the_loopback_only(way):
-    assert way in WAYS
     with tempfile.TemporaryDirectory() as folder:
         result = trial(way, 0, random.Random(0), Bench(Path(folder)))
     assert result.held, result.why
