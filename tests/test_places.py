@@ -130,6 +130,24 @@ def test_a_rank_that_left_in_order_as_it_started_was_not_killed(tmp_path, dead_p
     assert "rank 0" not in said  # nor is an innocent one
 
 
+def test_a_rank_that_leaves_itself_reports_nobody(tmp_path, dead_pid, capfd):
+    """All refuse to train: the last to leave is ended while the first is gone already."""
+    handler = signal.signal(signal.SIGTERM, lambda *_: None)
+    watchdog = Watchdog(0, 2, tmp_path / "job")
+    try:
+        watchdog.start()
+        watchdog._siblings = {1: dead_pid}
+        watchdog.stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        watchdog._thread.join()
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, handler)
+    assert capfd.readouterr().err == ""
+    watchdog._report_killed()
+    assert "rank 1" not in capfd.readouterr().err
+
+
 SIBLINGS = """
 import sys, time
 from spmdrl.parallel.place import siblings

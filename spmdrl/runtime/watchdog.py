@@ -102,8 +102,8 @@ class Watchdog:
             waited = time.monotonic() - self._since
             if waited > self._limit:
                 self._end(waited)
-            if signal.SIGTERM in self._new_signals():
-                self._report_killed()
+            if signal.SIGTERM in self._new_signals() and not self._stop.is_set():
+                self._report_killed()  # unless this rank is itself about to leave
 
     def _new_signals(self) -> bytes:
         """The signals of the next half second, as soon as there are any."""
@@ -163,8 +163,8 @@ class Watchdog:
 
     def _unborn(self) -> dict[int, dict[str, Any]]:
         """Ranks of this host that the launcher has started, as if they had given a heartbeat."""
-        if self._phase != "start":
-            return {}  # they have met: one without a heartbeat has left in order
+        if self._phase != "start" or (self._earlier and not self._earlier.is_dir()):
+            return {}  # they have met, or all have left: one without a heartbeat left in order
         return {
             rank: {"pid": pid, "update": 0, "phase": "start"}
             for rank, pid in self._siblings.items()
