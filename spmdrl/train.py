@@ -24,6 +24,7 @@ from spmdrl.envs.ids import check_id
 from spmdrl.library import training
 from spmdrl.library.training import Result
 from spmdrl.parallel.ending import hand_over
+from spmdrl.parallel.job_folder import start_folder
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, auto_ranks, detect
@@ -31,12 +32,14 @@ from spmdrl.runtime.rundir import check_run_dir
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
 from spmdrl.runtime.warm_start import check_init_from
-from spmdrl.runtime.watchdog import Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from spmdrl.parallel.world import World
 
 __all__ = ["main"]
+
+CONFIG_LIMIT_S = 600.0  # for a config file: the other ranks wait, and have no limit from it yet
 
 
 @answer_errors()
@@ -51,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from spmdrl.parallel.world import connect  # numpy and MPI load under the watchdog's eyes
 
     world = connect(topology)
+    watchdog.enter("config" if world.is_root else "start", 0, CONFIG_LIMIT_S)
     config = shared_config(argv, topology, world)
+    watchdog.enter("start", 0, float("inf"))
     ranks = ranks_to_start(config, topology)
     if ranks > 1:
         print(f"starting {ranks} ranks by mpirun; they load Python and MPI", flush=True)

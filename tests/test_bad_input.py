@@ -145,6 +145,9 @@ CASES = [
         "128", "algo.minibatches 3", "nearest: 126, 129; or algo.minibatches 2, 4",
     ),
     change("too_few_steps", "--total-steps 100", "total_steps 100", "4 x", "nearest: 512"),
+    change(
+        "too_many_updates", f"--total-steps 1{'0' * 30}", "more than 2147483646", "nearest: 10995",
+    ),
     change("envs_by_devices", "--devices 3", "env.num_envs 4", "3 devices", "nearest: 3, 6"),
     change("envs_below_devices", "--devices 8", "env.num_envs 4", "8 devices", "nearest: 8"),
     change(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_STOPPED, Config, ConfigError, read_file
 from spmdrl.envs.ids import check_id
+from spmdrl.parallel.job_folder import start_folder
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.topology import detect
 from spmdrl.runtime.files import read_json, read_metrics
@@ -20,7 +21,7 @@ from spmdrl.runtime.rundir import check_run_dir, new_run_dir
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
 from spmdrl.runtime.warm_start import check_init_from
-from spmdrl.runtime.watchdog import Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from spmdrl.library.trained import TrainedPolicy

@@ -26,6 +26,7 @@ from spmdrl.config import parse_json
 from spmdrl.runtime.files import (
     fsync,
     is_plain_file,
+    make_folder,
     read_json,
     read_plain,
     replace_file,
@@ -188,7 +189,7 @@ class Checkpointer:
         return self.folder / name_of(step)
 
     def save(self, snapshot: Snapshot) -> None:
-        self.folder.mkdir(exist_ok=True)  # not its parents: a vanished run must not come back empty
+        make_folder(self.folder)  # not its parents: a vanished run must not come back empty
         write_snapshot(self.path(snapshot.step), snapshot)
         self._prune()
 

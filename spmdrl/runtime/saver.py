@@ -34,7 +34,7 @@ from spmdrl.runtime.checkpoint import (
     to_named,
     write_file,
 )
-from spmdrl.runtime.files import is_plain_file
+from spmdrl.runtime.files import is_plain_file, make_folder
 from spmdrl.runtime.logger import EpisodeStats, NullLogger
 from spmdrl.types import TrainState
 
@@ -169,7 +169,7 @@ class Saver:
 
     def _add_segment(self, step: int, actions: np.ndarray) -> None:
         folder = self._run_dir / "replay"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         data = save_bytes({"actions": np.ascontiguousarray(actions)})
         file = folder / f"actions-{step:08d}.safetensors"
         entry = {"file": file.name, "sha256": write_file(file, data)}

@@ -9,6 +9,8 @@ from spmdrl.config.rules import check_fields
 
 __all__ = ["check_extras", "nearest_multiples", "validate"]
 
+MOST_UPDATES = 2**31 - 2  # counted in 32 bits; steps of the environments are not
+
 
 def validate(config: Config, size: int = 1, devices: int = 1) -> None:
     """Raise ConfigError for values that cannot work on `size` ranks of `devices` devices."""
@@ -56,6 +58,12 @@ def _check_run(config: Config) -> None:
             f"total_steps {config.total_steps} is less than one rollout "
             f"(env.num_envs {config.env.num_envs} x algo.num_steps {config.algo.num_steps} = "
             f"{config.batch_size}); nearest: {config.batch_size}"
+        )
+    if config.num_updates > MOST_UPDATES:
+        raise ConfigError(
+            f"total_steps {config.total_steps} are {config.num_updates} updates of "
+            f"{config.batch_size} steps, more than {MOST_UPDATES}; nearest: "
+            f"{MOST_UPDATES * config.batch_size}"
         )
     _check_schedule(config)
 
