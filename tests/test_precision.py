@@ -61,11 +61,11 @@ def gradient_of(net, part):
         if part.kind == "ids"
         else 100 * rng.random((6, *part.shape))
     )
-    obs = jnp.asarray(obs.astype(part.dtype))
+    seen = jnp.asarray(obs.astype(part.dtype))
 
     def loss(params):
         carry, *answers = policy.apply(
-            variables_of(params, moments.init(part.shape)), policy.initial_carry(6), obs,
+            variables_of(params, moments.init(part.shape)), policy.initial_carry(6), seen,
             jnp.zeros(6, bool),
         )  # fmt: skip
         assert dtypes((carry, answers)) == {"float32"}

@@ -103,7 +103,7 @@ SPECS = {
 
 
 class Program(NamedTuple):
-    function: Callable[..., Any]  # jitted
+    function: Any  # jitted
     arguments: tuple[Any, ...]
     times: int = 1  # calls in one update
 
