@@ -28,7 +28,7 @@ def test_steps_are_counted_without_a_limit(tmp_path):
     row = Rate(LONG, FAR - 1).row(FAR, 1.0)
     assert row["progress/steps"] == FAR * 65_536 == 2**45
     assert json.loads(json.dumps(row)) == row
-    writer = TensorBoardWriter(tmp_path)
+    writer = TensorBoardWriter(tmp_path, LONG)
     writer.write(row)
     writer.close()
 
