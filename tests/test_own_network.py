@@ -136,7 +136,7 @@ def test_of_numbers_beside_a_mask_it_gets_the_numbers(networks):
     assert "Two_0" in shapes(policy)["actor_torso"]["vector"]
 
 
-@pytest.mark.parametrize("core", ["none", "lstm"])
+@pytest.mark.parametrize("core", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_a_long_sequence_of_images_gives_what_single_steps_give(networks, core, monkeypatch):
     monkeypatch.setattr("spmdrl.nets.policy._image_rows", lambda platform, spec: 2)
     policy, _ = policy_of("their_nets:Two", IMAGE, core=core, core_size=3)
