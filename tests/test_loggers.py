@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,8 @@ def pieces(data: bytes) -> Iterator[bytes]:
             place += BLOCK - place % BLOCK
             continue
         length, kind = struct.unpack("<HB", data[place + 4 : place + HEADER])
+        if place + HEADER + length > len(data):
+            return  # it is being written
         record += data[place + HEADER : place + HEADER + length]
         place += HEADER + length
         if kind in (1, 4):  # whole, or the last part
@@ -121,9 +124,12 @@ def records(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = folder.glob("wandb/offline-run-*/run-run-id.wandb")
+    found: list[Any] = []
+    while not any(record.HasField("exit") for record in found):  # another process writes it
+        time.sleep(0.1)
+        found = [Record.FromString(data) for data in pieces(file.read_bytes())]
     rows, config = [], {}
-    for data in pieces(file.read_bytes()):
-        record = Record.FromString(data)
+    for record in found:
         if record.HasField("history"):
             items = record.history.item
             row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
