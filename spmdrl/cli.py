@@ -42,6 +42,7 @@ COMMANDS = {
     "verify": "compare a few updates over all topologies",
     "tune": "find the fastest number of ranks and threads",
     "slurm": "write a batch script or an mpirun command for several machines",
+    "reference": "print every config field and every metric, as Markdown",
 }
 
 

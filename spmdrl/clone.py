@@ -22,7 +22,7 @@ import tyro
 
 from spmdrl.cli import EXIT_INTERRUPTED, answer_errors, complain
 from spmdrl.config import EXIT_FAULT, Config, ConfigError, LogConfig
-from spmdrl.episodes import Batches, Recording, obs_in
+from spmdrl.episodes import Batches, Recording, obs_in, open_recording
 from spmdrl.options import CodeOptions, check_positive, given_words, parse
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.topology import Topology
@@ -53,7 +53,7 @@ class Options(CodeOptions):
     """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA_DIR")]
-    """Recording made by spmdrl.record."""
+    """Recording made by spmdrl.record: a folder, or sqlite:///FILE."""
     run_dir: str
     """Where everything goes; new or empty."""
     epochs: int = 10
@@ -80,7 +80,7 @@ def plan(options: Options) -> tuple[Recording, Config]:
         raise ConfigError(
             f"run_dir {out} exists and is not an empty directory; choose another with --run-dir"
         )
-    recording = Recording(options.data)
+    recording = open_recording(options.data)
     recorded = recording.config
     config = replace(
         recorded,

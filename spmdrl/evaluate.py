@@ -18,6 +18,7 @@ from spmdrl.runtime.models import find_checkpoint
 from spmdrl.runtime.provenance import read_code
 from spmdrl.runtime.rundir import read_run
 from spmdrl.runtime.validate import validate
+from spmdrl.runtime.video import Video, check_video_file, open_video
 
 __all__ = ["main"]
 
@@ -46,7 +47,7 @@ class Options(PlayOptions):
     num_envs: int | None = None
     """Environments played at the same time; by default the config's eval.num_envs."""
     video: str | None = None
-    """Also write the first episode as a GIF to this file."""
+    """Also write the first episode to this file, which must end in .gif or .mp4."""
 
 
 def eval_config(options: Options) -> Config:
@@ -58,22 +59,6 @@ def eval_config(options: Options) -> Config:
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, **given))
     validate(config)
     return config
-
-
-def write_gif(frames: Sequence[Any], path: str, limit: int = 600) -> None:
-    from PIL import Image
-
-    pictures = [Image.fromarray(frame) for frame in frames[:limit]]
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=33, loop=0)
-
-
-def check_video(config: Config) -> None:
-    """Before anything is played: whether frames can be drawn and written here."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise ConfigError("--video needs Pillow: pip install 'spmdrl[video]'") from None
-    check_renders(config)
 
 
 def check_renders(config: Config) -> None:
@@ -106,17 +91,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, run_dir = eval_config(options), Path(options.run_dir)
     checkpoint = find_checkpoint(run_dir, options.checkpoint)
     bring_code(config, read_code(run_dir), run_dir, options.consent("evaluate", words))
-    frames: list[Any] | None = None
+    frames: Video | None = None
     if options.video:
-        check_video(config)
-        frames = []
+        check_video_file(options.video)
+        check_renders(config)
+        frames = open_video(options.video)
+    print(f"playing {config.eval.episodes} episodes with {checkpoint.name}", flush=True)
     result = summarize(play(config, checkpoint, frames), config, checkpoint)
     write_result(run_dir, result)
     print(report(config, checkpoint, result))
     written = [str(run_dir / EVAL_FILE)]
-    if frames and options.video:
-        write_gif(frames, options.video)
+    if frames is not None and options.video:
+        note = frames.close()
         written.append(options.video)
+        if note:
+            print(note)
     print(f"written to {' and '.join(written)}")
     return 0
 

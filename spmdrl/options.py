@@ -56,7 +56,8 @@ class PlayOptions(CodeOptions):
     """What all commands that play a trained policy have in common."""
 
     checkpoint: Annotated[str, tyro.conf.arg(metavar="latest|best|N")] = "latest"
-    """Which checkpoint is played: the latest, the best by training return, or that of update N."""
+    """Which checkpoint is played: the latest, the best (by evaluation in training where there
+    was any, else by training return), or that of update N."""
     deterministic: Annotated[bool, _one_of] = False
     """Take the most likely action."""
     stochastic: Annotated[bool, _one_of] = False

@@ -10,34 +10,32 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from spmdrl.acting.player import make_chooser, play_steps
 from spmdrl.cli import EXIT_INTERRUPTED, answer_errors, complain
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, Config, ConfigError, from_json, to_json
-from spmdrl.episodes import INDEX, Episode, describe_spec, named_obs, write_episode, write_index
+from spmdrl.episodes import Episode
+from spmdrl.episodes.feeds import Feed, make_feed
+from spmdrl.episodes.following import Follower, wait_for_checkpoint
+from spmdrl.episodes.playing import Player, RecordingPlan, load_player, play_group, spaces
 from spmdrl.options import PlayOptions, RunPath, check_positive, parse
 from spmdrl.parallel.process import prepare_process
 from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, detect, threads_per_rank
 from spmdrl.parallel.world import World, connect
 from spmdrl.runtime.consent import Consent, bring_code
+from spmdrl.runtime.files import read_json
 from spmdrl.runtime.hints import suggested
-from spmdrl.runtime.models import describe_checkpoint, find_checkpoint, load_model
+from spmdrl.runtime.models import describe_checkpoint, find_checkpoint
 from spmdrl.runtime.provenance import code_from_json, read_code
 from spmdrl.runtime.rundir import read_run
+from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import validate
-
-if TYPE_CHECKING:
-    from spmdrl.acting.player import PlayedStep
-    from spmdrl.envs.base import EnvBatch
-    from spmdrl.nets import Policy
-    from spmdrl.types import EnvSpec, Obs
 
 __all__ = ["Options", "RecordingPlan", "main", "record"]
 
@@ -46,15 +44,21 @@ __all__ = ["Options", "RecordingPlan", "main", "record"]
 class Options(PlayOptions):
     """Play a trained policy and write its episodes to disk.
 
-    Actions are the most likely ones unless --stochastic is given.
+    Actions are the most likely ones unless --stochastic is given. With --follow the newest
+    checkpoint is played again and again while the run trains.
     """
 
     run_dir: RunPath
     """Run directory of a training run."""
     out: str
-    """Directory for the episodes; new or empty."""
-    episodes: int = 100
-    """Episodes to record; exactly as many are written."""
+    """Directory for the episodes, new or empty; or sqlite:///FILE, a database."""
+    episodes: int | None = None
+    """Episodes to record, by default 100; exactly as many are written. With --follow: after how
+    many to end, by default when the run does."""
+    follow: bool = False
+    """Play the newest checkpoint of a run that trains, until it ends or Ctrl-C."""
+    keep: int = 1000
+    """With --follow: how many of the newest episodes are kept."""
     nprocs: int = 1
     """Worker processes to start on this machine."""
     seed: int = 20_000
@@ -65,46 +69,29 @@ class Options(PlayOptions):
     """Steps after which an episode must have ended; by default the config's eval.max_steps."""
 
 
-@dataclass(frozen=True)
-class RecordingPlan:
-    """What rank 0 has found out and every worker needs."""
-
-    config: Config
-    checkpoint: Path
-    out: Path
-    episodes: int
-    about: dict[str, Any]
-    """What the index says besides the episodes. Known from the start: a training run that is still
-    under way may delete the checkpoint before the last episode is over."""
-    consent: Consent
-
-    @property
-    def groups(self) -> list[range]:
-        """Episodes that are played together. They depend on nothing but the options: a network's
-        last bits can differ with the number of rows it computes at once."""
-        size = self.config.eval.num_envs
-        starts = range(0, self.episodes, size)
-        return [range(start, min(start + size, self.episodes)) for start in starts]
-
-
 # ---------------------------------------------------------------------------------------------
 # Before anything is loaded
 
 
 def make_plan(options: Options, topology: Topology, consent: Consent) -> RecordingPlan:
     """Check the options against what is on the disk; changes nothing there."""
-    check_positive(options, "episodes", "nprocs", "num_envs", "max_steps")
+    check_positive(options, "episodes", "nprocs", "num_envs", "max_steps", "keep")
+    if options.follow and options.checkpoint != "latest":
+        raise ConfigError("--follow plays the latest checkpoint; leave out --checkpoint")
     if topology.size > 1 and options.nprocs not in (1, topology.size):
         raise ConfigError(
             f"nprocs is {options.nprocs}, but {topology.launcher} has started {topology.size} "
             "workers already; leave --nprocs out"
         )
-    run_dir, out = Path(options.run_dir), Path(options.out)
+    run_dir = Path(options.run_dir)
     config = read_run(run_dir)
     played = played_config(config, options)
     validate(played)
+    feed = feed_of(options)
+    feed.check()
+    if options.follow:
+        wait_for_checkpoint(run_dir)
     checkpoint = find_checkpoint(run_dir, options.checkpoint)
-    check_out(out)
     code = bring_code(config, read_code(run_dir), run_dir, consent)
     about = {
         "env": config.env.id,
@@ -114,7 +101,18 @@ def make_plan(options: Options, topology: Topology, consent: Consent) -> Recordi
         "config": json.loads(to_json(config)),  # as trained; how it was played is said above
         "code": code.to_json() if code else None,
     }
-    return RecordingPlan(played, checkpoint, out, options.episodes, about, consent)
+    return RecordingPlan(played, checkpoint, feed, episodes_of(options), about, consent)
+
+
+def feed_of(options: Options) -> Feed:
+    run_dir = Path(options.run_dir)
+    run_id = read_json(run_dir / "versions.json").get("run_id")
+    return make_feed(options.out, run_id if isinstance(run_id, str) else run_dir.name)
+
+
+def episodes_of(options: Options) -> int:
+    """0 for as many as there is time for."""
+    return options.episodes or (0 if options.follow else 100)
 
 
 def played_config(config: Config, options: Options) -> Config:
@@ -126,21 +124,6 @@ def played_config(config: Config, options: Options) -> Config:
         max_steps=options.max_steps or config.eval.max_steps,
     )
     return replace(config, eval=played)
-
-
-def check_out(out: Path) -> None:
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise ConfigError(f"out {out} is not a directory; choose another with --out")
-    if (out / INDEX).exists():
-        raise ConfigError(f"out {out} holds a recording already; choose another with --out")
-    if any(out.glob("worker-*-episode-*.safetensors")):
-        raise ConfigError(
-            f"out {out} holds an unfinished recording; delete it or choose another with --out"
-        )
-    if any(out.iterdir()):
-        raise ConfigError(f"out {out} is not empty; choose another with --out")
 
 
 def note_idle_workers(plan: RecordingPlan, workers: int) -> None:
@@ -161,7 +144,7 @@ def shared_plan(
     if world.is_root:
         try:
             plan = make_plan(options, topology, consent)
-            plan.out.mkdir(parents=True, exist_ok=True)
+            plan.feed.open()
             answer = {"config": to_json(plan.config), "about": plan.about}
         except ConfigError as error:
             answer = {"error": str(error)}
@@ -175,72 +158,12 @@ def shared_plan(
     config = from_json(answer["config"])
     if not world.is_root:
         bring_code(config, code_from_json(about["code"]), options.run_dir, consent)
-    return RecordingPlan(config, checkpoint, Path(options.out), options.episodes, about, consent)
+    feed = plan.feed if world.is_root else feed_of(options)
+    return RecordingPlan(config, checkpoint, feed, episodes_of(options), about, consent)
 
 
 # ---------------------------------------------------------------------------------------------
 # Playing
-
-
-class EpisodeBuffer:
-    """Rows of one environment until its episode is over."""
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
-
-    def add(self, step: PlayedStep, i: int) -> None:
-        answer = step.answer
-        self._rows.append(
-            {name: np.array(x[i]) for name, x in named_obs("obs", step.obs).items()}
-            | {
-                "action": step.action[i],
-                "reward": answer.reward[i],
-                "terminated": answer.terminated[i],
-                "truncated": answer.truncated[i],
-                "valid": step.valid[i],
-            }
-        )
-
-    def finish(self, last_obs: Obs, i: int) -> dict[str, np.ndarray]:
-        columns = {name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]}
-        self._rows = []
-        last = {name: np.array(x[i]) for name, x in named_obs("last_obs", last_obs).items()}
-        return columns | last
-
-
-class Player(NamedTuple):
-    policy: Policy
-    choose: Callable[..., Any]
-
-
-def play_group(
-    plan: RecordingPlan, env: EnvBatch, player: Player, group: range, worker: int
-) -> list[Episode]:
-    """One episode of every environment, each written as soon as it is over."""
-    from spmdrl.envs.base import env_seeds
-
-    limit, seeds = plan.config.eval.max_steps, env_seeds(plan.config.eval.seed, group)
-    buffers = {i: EpisodeBuffer() for i in range(len(group))}
-    written: list[Episode] = []
-    for step in play_steps(env, *player, group, limit):
-        for i, buffer in list(buffers.items()):
-            buffer.add(step, i)
-            if step.answer.episode_over[i]:
-                arrays = buffers.pop(i).finish(step.answer.obs, i)
-                written.append(write_episode(plan.out, worker, group[i], seeds[i], arrays))
-        if not buffers:
-            return written
-    late = [group[i] for i in buffers]
-    raise ConfigError(
-        f"{len(late)} episodes, the first of them {late[0]}, did not end within {limit} steps; "
-        f"raise --max-steps. The recording in {plan.out} is unfinished: delete it"
-    )
-
-
-def load_player(plan: RecordingPlan, spec: EnvSpec) -> Player:
-    played = plan.config.eval
-    policy, variables = load_model(plan.config, spec, plan.checkpoint)
-    return Player(policy, make_chooser(policy, variables, played.deterministic, played.seed))
 
 
 def record(plan: RecordingPlan, world: World, topology: Topology) -> list[Episode]:
@@ -255,16 +178,16 @@ def record(plan: RecordingPlan, world: World, topology: Topology) -> list[Episod
         player = player or load_player(plan, env.spec)
         mine += play_group(plan, env, player, group, world.rank)
         env.close()
-        report(plan, world)
+        report(plan, world, group)
     everyone = world.gather_json([episode.to_json() for episode in mine])
     return [Episode.from_json(row) for rows in everyone for row in rows]
 
 
-def report(plan: RecordingPlan, world: World) -> None:
-    """How many episodes there are by now, those of all workers."""
+def report(plan: RecordingPlan, world: World, group: range) -> None:
+    """How many episodes there are by now; the other workers are about as far."""
     if world.is_root:
-        done = sum(1 for _ in plan.out.glob("worker-*-episode-*.safetensors"))
-        print(f"{done} of {plan.episodes} episodes", flush=True)
+        done = min(plan.episodes, group.stop + len(group) * (world.size - 1))
+        print(f"{'about ' * (world.size > 1)}{done} of {plan.episodes} episodes", flush=True)
 
 
 def finish(plan: RecordingPlan, episodes: list[Episode], world: World) -> None:
@@ -274,7 +197,7 @@ def finish(plan: RecordingPlan, episodes: list[Episode], world: World) -> None:
     if not world.is_root:
         return
     about = plan.about | {"spaces": spaces(plan.config), "workers": world.size}
-    write_index(plan.out, about, episodes)
+    plan.feed.publish(about, episodes)
     returns = np.array([episode.episode_return for episode in episodes])
     steps = sum(episode.length for episode in episodes)
     print(
@@ -284,15 +207,6 @@ def finish(plan: RecordingPlan, episodes: list[Episode], world: World) -> None:
     print(f"written to {plan.out}")
     words = (plan.out, "--run-dir", "runs/clone", *plan.consent.words)
     print(f"clone     {suggested('clone', *words)}")
-
-
-def spaces(config: Config) -> dict[str, Any]:
-    from spmdrl.envs import make_env
-
-    env = make_env(config, range(1), threads=1)
-    found = describe_spec(env.spec)
-    env.close()
-    return found
 
 
 # ---------------------------------------------------------------------------------------------
@@ -305,16 +219,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, topology = parse(Options, "record", argv), detect()
     consent = options.consent("record", argv)
     if options.nprocs > 1 and topology.size == 1:
-        note_idle_workers(make_plan(options, topology, consent), options.nprocs)
+        plan = make_plan(options, topology, consent)
         unfinished = f"stopping; the recording in {options.out} is unfinished: delete it"
+        if options.follow:
+            unfinished = "ending with this round of episodes (again: end at once)"
+        else:
+            note_idle_workers(plan, options.nprocs)
         return spawn(options.nprocs, "spmdrl.record", argv, unfinished)
     world = connect(topology)
     plan = shared_plan(options, topology, world, consent)
     prepare_process(topology, devices=1)
-    return work(plan, world, topology)
+    return work(plan, world, topology, options)
 
 
-def work(plan: RecordingPlan, world: World, topology: Topology) -> int:
+def follow(plan: RecordingPlan, world: World, topology: Topology, options: Options) -> None:
+    stop = StopRequest("ending with this round of episodes (again: end at once)").listen()
+    run_dir = Path(options.run_dir)
+    follower = Follower(plan, run_dir, options.keep, world, topology, stop)
+    follower.run()
+    if world.is_root:
+        print(f"{follower.played} episodes played; the newest {options.keep} at most: {plan.out}")
+
+
+def work(plan: RecordingPlan, world: World, topology: Topology, options: Options) -> int:
     """This worker's part, to the exit code; a worker that fails ends the others too."""
     from spmdrl.parallel.world import abort_all
     from spmdrl.runtime.watchdog import report_fault
@@ -322,7 +249,10 @@ def work(plan: RecordingPlan, world: World, topology: Topology) -> int:
     # --nprocs hands every request to stop on as USR1
     signal.signal(signal.SIGUSR1, signal.default_int_handler)
     try:
-        finish(plan, record(plan, world, topology), world)
+        if options.follow:
+            follow(plan, world, topology, options)
+        else:
+            finish(plan, record(plan, world, topology), world)
         return 0
     except ConfigError as error:
         return abort_all(world, complain(error, EXIT_BAD_INPUT))

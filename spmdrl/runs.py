@@ -6,6 +6,7 @@ sees their files.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,6 +23,7 @@ import tyro
 from spmdrl.cli import answer_errors
 from spmdrl.config import Config, ConfigError
 from spmdrl.options import parse
+from spmdrl.runtime import lock
 from spmdrl.runtime.files import last_rows, read_json
 from spmdrl.runtime.hints import suggested
 from spmdrl.runtime.rundir import CLONE_MARK, read_run
@@ -91,7 +93,7 @@ def state_of(run_dir: Path, now: float) -> tuple[str, str]:
     alive = now - max(_time(status), _time(beat)) < SILENT_S
     state = status.get("state")
     if state == "running":
-        if alive and not _gone(status):
+        if _has_owner(run_dir, status, alive):
             return "running", ""
         return "killed", "process gone, no exit status recorded"
     if isinstance(state, str):
@@ -104,7 +106,21 @@ def state_of(run_dir: Path, now: float) -> tuple[str, str]:
 
 def _time(record: dict[str, Any]) -> float:
     value = record.get("time")
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    with contextlib.suppress(OverflowError):
+        return float(value) if isinstance(value, (int, float)) else 0.0
+    return 0.0
+
+
+def _has_owner(run_dir: Path, status: dict[str, Any], alive: bool) -> bool:
+    """Whether a process still works on a run that says so.
+
+    A lock that is held is the best of signs, whatever the clocks of two hosts say. One that is free
+    is as good on the host of the run; elsewhere the file system may not have told of it.
+    """
+    taken = lock.is_taken(run_dir)
+    if taken is None or (not taken and status.get("host") != socket.gethostname()):
+        return alive and not _gone(status)
+    return taken
 
 
 def _gone(status: dict[str, Any]) -> bool:
@@ -190,14 +206,19 @@ def show(runs: Sequence[RunInfo]) -> None:
     table.add_column("state", overflow="fold")
     table.add_column("age", justify="right", no_wrap=True)
     for info in runs:
-        state = Text(info.state, style=COLORS.get(info.state, "red"))
+        state = Text(_printable(info.state), style=COLORS.get(info.state, "red"))
         if info.reason:
-            state.append(f": {info.reason}", style="dim")
+            state.append(f": {_printable(info.reason)}", style="dim")
         cells = [info.run, _shown(info.env), _shown(info.seed), f"{info.steps:,}"]
         cells += [_shown(info.total_steps, ","), _shown(info.episode_return, ".1f")]
-        table.add_row(*map(Text, cells), state, short_age(info.age_s))
+        table.add_row(*(Text(_printable(cell)) for cell in cells), state, short_age(info.age_s))
     # A pipe has no width; 80 columns would fold the names.
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+
+
+def _printable(text: str) -> str:
+    """A stranger's file must not give orders to the terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _shown(value: Any, form: str = "") -> str:

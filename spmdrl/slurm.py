@@ -56,7 +56,8 @@ class Options:
     nodes: int = 1
     """Number of machines."""
     ranks_per_node: int | None = None
-    """Ranks per node; by default 2, with GPUs one per GPU."""
+    """Ranks per node; by default 2, or 1 if the config has too few environments for that; with
+    GPUs one per GPU."""
     gpus_per_node: int = 0
     """GPUs per node, split between its ranks."""
     cpus_per_rank: int | None = None
@@ -118,7 +119,9 @@ def write_batch(options: Options, config: Config, flags: Sequence[str]) -> int:
 def make_job(options: Options, config: Config, flags: Sequence[str]) -> BatchJob:
     """The job, after its topology was checked."""
     nodes, gpus = options.nodes, options.gpus_per_node
-    ranks = options.ranks_per_node if options.ranks_per_node is not None else gpus or 2
+    ranks = options.ranks_per_node if options.ranks_per_node is not None else gpus
+    if options.ranks_per_node is None and not gpus:
+        ranks = 2 if config.env.num_envs >= 2 * nodes else 1
     cpus = options.cpus_per_rank if options.cpus_per_rank is not None else 8 if gpus else 1
     if gpus < 0:
         raise ConfigError(f"--gpus-per-node is {gpus}, but must be 0 or more")
@@ -131,7 +134,8 @@ def make_job(options: Options, config: Config, flags: Sequence[str]) -> BatchJob
     validate(config, nodes * ranks, devices_per_rank(gpus, ranks, config.devices))
     return BatchJob(
         name=job_name(config),
-        command=(options.config, *flags),
+        command=(options.config, *without_run_dir(flags)),
+        run_dir=(config.run_dir or "") if without_run_dir(flags) != list(flags) else "",
         nodes=nodes,
         ranks_per_node=ranks,
         cpus_per_rank=cpus,
@@ -139,6 +143,19 @@ def make_job(options: Options, config: Config, flags: Sequence[str]) -> BatchJob
         time=options.time,
         partition=options.partition,
     )
+
+
+def without_run_dir(flags: Sequence[str]) -> list[str]:
+    """The script gives the run directory itself, and says which it is."""
+    left, kept = list(flags), []
+    while left:
+        word = left.pop(0)
+        name, has_value, _ = word.partition("=")
+        if name.replace("_", "-") != "--run-dir":
+            kept.append(word)
+        elif not has_value:
+            left[:1] = []
+    return kept
 
 
 def devices_per_rank(gpus: int, ranks: int, wanted: int) -> int:

@@ -84,6 +84,9 @@ class Planned:
     def finished(self) -> bool:
         """With as many updates as are asked for now."""
         summary = read_json(self.folder / "summary.json")
+        reached = summary.get("reached")  # --until-return, which a later call may have raised
+        if isinstance(reached, dict):
+            return reached.get("until_return") == self.config.until_return
         return summary.get("updates") == self.config.num_updates
 
 

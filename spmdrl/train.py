@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spmdrl.cli import answer_errors
 from spmdrl.config import (
     EXIT_BAD_INPUT,
+    EXIT_STOPPED,
     AlgoConfig,
     Config,
     ConfigError,
@@ -22,6 +23,8 @@ from spmdrl.config import (
 from spmdrl.envs.ids import check_id
 from spmdrl.library import training
 from spmdrl.library.training import Result
+from spmdrl.parallel.ending import hand_over
+from spmdrl.parallel.job_folder import start_folder
 from spmdrl.parallel.process import prepare_run
 from spmdrl.parallel.roles import check_ranks, ranks_of_roles
 from spmdrl.parallel.spawn import spawn
@@ -30,12 +33,14 @@ from spmdrl.runtime.rundir import check_run_dir
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
 from spmdrl.runtime.warm_start import check_init_from
-from spmdrl.runtime.watchdog import Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from spmdrl.parallel.world import World
 
 __all__ = ["main"]
+
+CONFIG_LIMIT_S = 600.0  # for a config file: the other ranks wait, and have no limit from it yet
 
 
 @answer_errors()
@@ -50,14 +55,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     from spmdrl.parallel.world import connect  # numpy and MPI load under the watchdog's eyes
 
     world = connect(topology)
+    watchdog.enter("config" if world.is_root else "start", 0, CONFIG_LIMIT_S)
     config = shared_config(argv, topology, world)
+    watchdog.enter("start", 0, float("inf"))
     ranks = ranks_to_start(config, topology)
     if ranks > 1:
+        print(f"starting {ranks} ranks by mpirun; they load Python and MPI", flush=True)
         return spawn(ranks, "spmdrl.train", argv)
+    if topology.is_root:
+        print(first_words(config, topology), flush=True)
     prepare_run(config, topology)
     from spmdrl.runtime.session import run_session  # jax from here on
 
-    return run_session(config, topology, world, stop, watchdog, argv)
+    code = run_session(config, topology, world, stop, watchdog, argv)
+    return hand_over(code, topology.is_root) if code == EXIT_STOPPED else code
+
+
+def first_words(config: Config, topology: Topology) -> str:
+    """What the next seconds are for."""
+    who = f"{topology.size} ranks are connected: " if topology.size > 1 else ""
+    return f"{who}loading jax, then making {config.env.num_envs} environments of {config.env.id}"
 
 
 def shared_config(argv: Sequence[str], topology: Topology, world: World) -> Config:

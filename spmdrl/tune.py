@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = choices(config, cores())
     if not found:
         raise ConfigError("these environments cannot be split between ranks; change --env.num-envs")
-    print(f"{'ranks':>5} {'threads per rank':>16} {'steps/s':>12}")
+    print(f"{'ranks':>5} {'threads per rank':>16} {'steps/s':>12}", flush=True)
     rates: dict[Choice, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, choice in enumerate(found):

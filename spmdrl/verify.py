@@ -148,7 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_topologies([config, *flags])
     print(
         f"{'topology':<20} {'after 1':>12} {f'after {updates}':>12} {'first rollout':>14} "
-        f"{'same hash':>10} {'return':>10}"
+        f"{'same hash':>10} {'return':>10}",
+        flush=True,
     )
     results = []
     with tempfile.TemporaryDirectory() as name:

@@ -124,6 +124,8 @@ CASES = [
     change("epochs", "--algo.epochs 0", "algo.epochs is 0", "at least 1"),
     change("envs_zero", "--env.num-envs 0", "env.num_envs is 0", "at least 1"),
     change("width_zero", "--net.hidden 64 0", "net.hidden is (64, 0)", "at least 1"),
+    change("torso", "--net.torso natur_cnn", "net.torso is 'natur_cnn'", "mean nature_cnn?"),
+    change("torso_of_no_module", "--net.torso nowhere:Net", "no module nowhere", "nowhere.py"),
     change("target_kl", "--algo.target-kl 0", "algo.target_kl is 0.0", "above 0"),
     change("log_every", "--log.every 0", "log.every is 0", "at least 1"),
     change("window", f"--log.window 1{'0' * 30}", "log.window is 1000", "from 1 to 1000000"),
@@ -143,6 +145,9 @@ CASES = [
         "128", "algo.minibatches 3", "nearest: 126, 129; or algo.minibatches 2, 4",
     ),
     change("too_few_steps", "--total-steps 100", "total_steps 100", "4 x", "nearest: 512"),
+    change(
+        "too_many_updates", f"--total-steps 1{'0' * 30}", "more than 2147483646", "nearest: 10995",
+    ),
     change("envs_by_devices", "--devices 3", "env.num_envs 4", "3 devices", "nearest: 3, 6"),
     change("envs_below_devices", "--devices 8", "env.num_envs 4", "8 devices", "nearest: 8"),
     change(
@@ -192,6 +197,7 @@ CASES = [
         )
         for strategy in ("gather", "jax")
     ),
+    change("roles_with_eval", "--learners 1 --actors 2 --eval.every 5", "eval.every", "evaluate"),
     # environments
     change("env_typo", "--env.id CartPol-v1", "env.id 'CartPol-v1'", "mean CartPole-v1?"),
     change("env_version", "--env.id Ant-v9", "env.id 'Ant-v9'", "mean Ant-v5?"),

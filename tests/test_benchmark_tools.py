@@ -232,7 +232,7 @@ def test_a_tree_whose_code_is_not_imported_is_refused(tmp_path):
         old_new.Side(tmp_path, tmp_path / "cache").check([])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # it measures, so it needs a machine that does nothing else
 def test_a_tree_that_starts_later_is_found(monkeypatch, tmp_path):
     """Real runs: the copy differs only in a pause when it is imported."""
     for name in ("spmdrl", "configs"):

@@ -257,7 +257,7 @@ def test_every_command_of_the_page_explains_itself(name):
 
 
 def test_no_two_modules_have_the_same_short_name():
-    files = [f for name in ("speed", "scale", "cost", "peers") for f in
+    files = [f for name in ("speed", "scale", "cost", "peers", "gpu") for f in
              (README.parent / name).glob("*.py") if not f.stem.startswith("__")]  # fmt: skip
     names = [file.stem for file in files]
     assert len(names) > 10

@@ -13,13 +13,13 @@ from beartype.door import is_bearable
 from jaxtyping import jaxtyped
 
 from spmdrl.acting import collector as collector_module
-from spmdrl.acting import steps
 from spmdrl.acting.collector import Collector
 from spmdrl.acting.compiled import CompiledActor
 from spmdrl.algos import Ppo
 from spmdrl.config import Config, EnvConfig, NetConfig, SyncConfig
 from spmdrl.learning.state import init_train_state
 from spmdrl.nets.policy import variables_of
+from spmdrl.parallel import platforms
 from spmdrl.parallel.guards import KINDS, NotFinite, NotFiniteError
 from spmdrl.parallel.mesh import replicate
 from spmdrl.runtime.build import build_trainer
@@ -103,10 +103,11 @@ def test_the_compiled_rollout_equals_the_python_loop(config, num_envs, monkeypat
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["two torsos", "one torso"])
-@pytest.mark.parametrize("shards", [1, 4])
-def test_scores_equal_the_policy_asked_step_by_step(shards, shared, monkeypatch):
+@pytest.mark.parametrize(("shards", "at_once"), [(1, 40), (4, 40), (1, None)])
+def test_scores_equal_the_policy_asked_step_by_step(shards, at_once, shared, monkeypatch):
     # 32 steps in blocks of 5 and a rest of 2, or with shards of two environments 20 and 12
-    monkeypatch.setattr(steps, "ROWS_AT_ONCE", 40)
+    liked = dataclasses.replace(platforms.CPU, value_rows=at_once)
+    monkeypatch.setitem(platforms.PLATFORMS, "cpu", liked)
     config = dataclasses.replace(SMALL, net=NetConfig(shared=shared))
     if shards > 1:
         ordered = SyncConfig(deterministic=True, shards=shards)

@@ -32,8 +32,8 @@ prterun has exited due to process rank 1 with PID 0 on node vm calling
 CASES: dict[str, tuple[Fault, str]] = {
     "death": (
         Fault("death", 4, 1, ("collect",), (5, 7)),
-        "spmdrl: rank {rank} of 4 on node3 (pid 4711) was killed in or just after update {update}, "
-        "phase {phase}; the job ends. The same command resumes from the last checkpoint\n",
+        "spmdrl: rank {rank} of 4 on node3 (pid 4711) died (killed, or by os._exit) in update "
+        "{update}, phase {phase}; the job ends. The same command resumes from a checkpoint\n",
     ),
     "exception": (
         Fault("exception", 4, 1, ("collect",), (7, 7), "RuntimeError: the environment broke"),
@@ -212,8 +212,8 @@ def test_of_two_ranks_that_differ_both_are_named(guilty, reporter):
 
 def test_a_rank_killed_before_its_first_heartbeat_is_named_by_the_launcher():
     text = (
-        "spmdrl: rank 0 of 4 on node3 received SIGTERM in phase start, from you or because another "
-        "rank has ended\nprterun noticed that process rank 1 with PID 4711 on node vm exited on\n"
+        "spmdrl: received SIGTERM in phase start, from you or because a rank has ended\n"
+        "prterun noticed that process rank 1 with PID 4711 on node vm exited on\n"
         "signal 9 (Killed).\n"
     )
     fault = CASES["death"][0]

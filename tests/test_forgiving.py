@@ -126,7 +126,8 @@ def saver_of(run_dir: Path, logger) -> Saver:
 def job(step: int) -> Any:
     state = SimpleNamespace(step=step, params={"w": np.zeros(2, np.float32)}, obs_moments=None,
                             opt_state=None, reward_moments=None, behind=())  # fmt: skip
-    return SimpleNamespace(state=state, actors={"a": np.zeros(1)}, episodes={}, return_mean=1.0)
+    return SimpleNamespace(state=state, actors={"a": np.zeros(1)}, episodes={}, return_mean=1.0,
+                           evaluated=None)  # fmt: skip
 
 
 def test_rows_are_on_the_disk_before_the_checkpoint(tmp_path, monkeypatch, logger_in):
@@ -316,7 +317,7 @@ class Broken:
 
 @pytest.mark.parametrize("when", ["begin", "write", "close"])
 def test_a_destination_that_fails_costs_one_warning(tmp_path, monkeypatch, when, logger_in):
-    monkeypatch.setattr(logger_module, "TensorBoardWriter", lambda _: Broken(when))
+    monkeypatch.setattr(logger_module, "TensorBoardWriter", lambda *_: Broken(when))
     monkeypatch.setattr(logger_module, "WandbWriter", lambda *_: Broken(when))
     logger, said = logger_in(tmp_path, tensorboard=True, wandb="mine")
     logger.write({"progress/update": 1, "progress/steps": 1})

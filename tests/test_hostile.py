@@ -19,10 +19,14 @@ from spmdrl.config import Config, ConfigError, from_json, parse_json, read_file,
 from spmdrl.config.rules import check_fields
 from spmdrl.episodes import Batches, Recording, map_arrays, write_episode, write_index
 from spmdrl.evaluate import main as evaluate
+from spmdrl.parallel.place import Place, read_place
 from spmdrl.plot import main as plot
 from spmdrl.record import main as record
 from spmdrl.runs import main as runs
+from spmdrl.runs import state_of
+from spmdrl.runtime import lock
 from spmdrl.runtime.checkpoint import Checkpointer, CheckpointError, Snapshot, read_snapshot
+from spmdrl.runtime.watchdog import Watchdog
 
 BRIEF = settings(
     max_examples=int(os.environ.get("FUZZ_EXAMPLES", "60")),
@@ -293,3 +297,55 @@ def test_fuzz_episode(tmp_path, position, data):
     except ConfigError:
         return
     assert sum(array.nbytes for array in found.values()) <= len(content)
+
+
+@BRIEF
+@given(
+    st.dictionaries(st.sampled_from(["update", "phase", "host", "pid", "time"]), ANY_JSON)
+    | ANY_JSON,
+    st.binary(max_size=40),
+)
+def test_fuzz_what_ranks_tell_each_other(tmp_path, beat, place):
+    """Files of other processes: whatever is in them, the one who reads them must not break."""
+    (tmp_path / "rank-0.json").write_text(json.dumps(beat))
+    (tmp_path / "rank-0.now").write_bytes(place)
+    found = read_place(tmp_path, 0)
+    assert found is None or isinstance(found, Place)
+    watchdog = Watchdog(1, 2, tmp_path)
+    read = watchdog._read(0)
+    assert read is None or isinstance(read["pid"], int)
+    watchdog._report_killed()
+
+
+@BRIEF
+@given(
+    st.dictionaries(st.sampled_from(["state", "reason", "host", "pid", "time"]), ANY_JSON)
+    | ANY_JSON,
+    st.binary(max_size=60),
+)
+def test_fuzz_status_and_owner(tmp_path, status, owner):
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    (tmp_path / lock.LOCK_NAME).write_bytes(owner)
+    state, reason = state_of(tmp_path, time.time())
+    assert isinstance(state, str)
+    assert isinstance(reason, str)
+    assert lock.is_taken(tmp_path) is False
+    assert isinstance(lock._owner(tmp_path), str)
+
+
+@BRIEF
+@given(ANY_JSON)
+def test_fuzz_recording(tmp_path, index):
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError):
+        Recording(tmp_path)
+
+
+@BRIEF
+@given(st.text(alphabet="ah1,=#:\n \t\"'slotsipjb٣\0", max_size=60))
+def test_fuzz_list_of_hosts(tmp_path, text):
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    for reader in (read_hostfile, read_cluster):
+        with contextlib.suppress(ConfigError):
+            reader(str(file))

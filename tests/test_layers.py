@@ -23,7 +23,7 @@ ROWS = [
 ]
 COMMANDS = {
     "train", "evaluate", "record", "clone", "plot", "report", "runs", "doctor", "sweep", "verify",
-    "tune", "slurm", "__main__",
+    "tune", "slurm", "reference", "__main__",
 }  # fmt: skip
 PACKAGES = {"envs"}  # whose __main__ is a command of their name
 
@@ -118,7 +118,7 @@ LIGHT = [
     "runtime.checkpoint", "runtime.files", "runtime.models",
     "runtime.evaluation", "acting.player", "envs.ids", "episodes", "cli", "options", "train",
     "evaluate", "plot", "report", "runs", "record", "clone", "doctor", "sweep", "verify", "tune",
-    "slurm", "envs.__main__", "envs.origin", "runtime.env_sheet",
+    "slurm", "reference", "envs.__main__", "envs.origin", "runtime.env_sheet",
 ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def page(tmp_path_factory) -> Path:
 
 
 def test_every_block_of_python_on_the_page_is_a_file():
-    assert PAGE.count("```python\n") == len(BLOCKS) == 7
+    assert PAGE.count("```python\n") == len(BLOCKS) == 6
 
 
 CONFIGS = [name for name, text in BLOCKS.items() if "\nconfig = " in text]

@@ -71,6 +71,47 @@ def test_the_policy_acts_bit_for_bit_as_evaluate_does(result, deterministic):
     assert played(policy, config, deterministic) == expected
 
 
+SERVED = """
+import sys
+import numpy as np
+from jax import export
+folder = sys.argv[1]
+program = export.deserialize(open(folder + "/policy.jax_export", "rb").read())
+obs = np.load(folder + "/obs.npy")
+action, _ = program.call(obs, (), np.ones(len(obs), bool))
+assert "spmdrl" not in sys.modules
+np.save(folder + "/actions.npy", action)
+"""
+
+
+def test_an_exported_policy_acts_as_evaluate_does(result, tmp_path):
+    """In a process that has only jax, on observations of the evaluation."""
+    policy = spmdrl.load(result.run_dir)
+    seen: list[np.ndarray] = []
+    acted: list[np.ndarray] = []
+
+    def listening(obs, deterministic):
+        seen.append(np.array(obs))
+        acted.append(policy(obs, deterministic))
+        return acted[-1]
+
+    listening.reset = policy.reset  # type: ignore[attr-defined]
+    played(listening, policy.config, deterministic=True)
+    folder = policy.export(tmp_path / "served")
+    np.save(folder / "obs.npy", np.concatenate(seen))
+    succeed("-c", SERVED, folder)
+    actions = np.load(folder / "actions.npy")
+    expected = np.concatenate(acted)
+    assert actions.dtype == expected.dtype
+    if expected.dtype.kind == "i":
+        np.testing.assert_array_equal(actions, expected)
+    else:  # more rows at once differ in the last digits
+        np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
+    assert "stablehlo." in (folder / "policy.mlir").read_text()
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        policy.export(folder)
+
+
 def test_one_observation_or_many(result):
     policy, shape = result.policy(), result.policy().spec.parts[""].shape
     obs = np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32)

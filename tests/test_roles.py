@@ -362,7 +362,7 @@ def test_a_killed_rank_is_named_with_its_role(job, tmp_path, rank, role):
     os.kill(killed["pid"], signal.SIGKILL)
     output, _ = running.communicate(timeout=60)
     assert running.returncode not in (0, 2, 75)
-    said = [n for n in output.splitlines() if "was killed in or just after update" in n]
+    said = [n for n in output.splitlines() if "died (killed, or by os._exit) in update" in n]
     assert len(said) == 1, output[-3000:]
     assert f"rank {rank} of 3 ({role}) on " in said[0]
     assert f"(pid {killed['pid']})" in said[0]

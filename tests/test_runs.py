@@ -16,7 +16,7 @@ import pytest
 from spmdrl.config import Config, to_json
 from spmdrl.runs import describe, find_runs, main, short_age
 from spmdrl.runtime.rundir import CLONE_MARK, write_status
-from tests.children import python
+from tests.children import ROOT, python
 
 CONFIG = Config(total_steps=4096, seed=7)
 
@@ -229,3 +229,43 @@ def test_nothing_there(tmp_path, capsys):
 )
 def test_ages(seconds, text):
     assert short_age(seconds) == text
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from spmdrl.runtime import lock
+lock.take(Path(sys.argv[1]))
+print("taken", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_lock_outweighs_clocks_and_numbers_of_processes(tmp_path):
+    run = make_run(tmp_path / "a")
+    write_status(run, "running")  # by this process, which is alive
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, run], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "taken\n"
+        assert state(run, now=time.time() + 3600) == "running", "another host's clock is behind"
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert state(run) == "killed", "its number is another process's by now"
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps(status | {"host": "elsewhere"}))
+    assert state(run) == "running", "that host's locks may not be seen here"
+
+
+def test_a_status_gives_no_orders_to_the_terminal(tmp_path, capsys):
+    run = make_run(tmp_path / "a")
+    hostile = {"state": "failed\x1b[2J", "reason": "\x1b]0;owned\x07\x9b31m", "time": 10**400}
+    (run / "status.json").write_text(json.dumps(hostile))
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "failed" in said
+    assert "owned" in said
+    assert not {"\x1b", "\x07", "\x9b"} & set(said)

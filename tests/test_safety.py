@@ -15,9 +15,10 @@ import time
 import pytest
 
 from spmdrl.parallel.guards import minority
+from spmdrl.parallel.job_folder import start_folder
 from spmdrl.parallel.spawn import mpirun_command
 from spmdrl.runtime import watchdog as watchdog_module
-from spmdrl.runtime.watchdog import Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_a_rank_killed_before_there_is_a_run_is_named_by_one_that_has_come_furth
     beat(start, 1, dead_pid)
     watchdog.move(run)
     watchdog.stop()
-    assert [file.name for file in start.iterdir()] == ["rank-1.json"]
+    assert sorted(file.name for file in start.iterdir()) == ["rank-0.now", "rank-1.json"]
     watchdog._report_killed()
     assert "rank 1 of 2" in capsys.readouterr().err
 
@@ -215,6 +216,9 @@ def test_folders_of_killed_jobs_are_dropped_after_a_day(user):
     beat(old, 0, alive())
     yesterday = time.time() - 2 * 86400
     os.utime(old, (yesterday, yesterday))
+    start_folder(user | {"SLURM_STEP_ID": "1"})
+    assert old.exists()  # a rank of it has just been at work
+    os.utime(old / "rank-0.json", (yesterday, yesterday))
     start_folder(user | {"SLURM_STEP_ID": "1"})
     assert not old.exists()
 

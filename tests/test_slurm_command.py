@@ -104,6 +104,27 @@ def test_shellcheck_of_written_scripts(run, tmp_path, kind):
     assert done.returncode == 0, done.stdout
 
 
+def test_few_environments_get_one_rank_on_each_node(run):
+    code, script, _ = run("--nodes", "4")  # CartPole's four
+    assert code == 0
+    assert {"--nodes=4", "--ntasks-per-node=1"} <= set(directives(script))
+
+
+@pytest.mark.parametrize("flags", [["--run-dir", "my runs/x"], ["--run-dir=my runs/x"]])
+@pytest.mark.parametrize("kind", [(), ("--pbs",)])
+def test_a_given_run_directory_is_the_one_that_is_announced(run, flags, kind):
+    code, script, _ = run(*kind, "--", "--seed", "3", *flags)
+    assert code == 0
+    name = "RUN_DIR" if kind else "run_dir"
+    line = next(x for x in script.splitlines() if f"{name}=" in x and "spmdrl" not in x)
+    shown = subprocess.run(
+        ["bash", "-c", f'{line}\nprintf %s "${name}"'], capture_output=True, text=True
+    )
+    assert shown.stdout == "my runs/x"
+    assert f"set -- {CONFIG} --seed 3\n" in script
+    assert script.count("my runs/x") == 1
+
+
 def test_odd_words_reach_the_run_unharmed(run, tmp_path):
     odd = ["--name", "two words; $HOME 'quoted' \"twice\" `id` \\"]
     _, script, _ = run("--", *odd)

@@ -190,7 +190,7 @@ class _Parts:
         if trainer.learner.normalizes:
             known = run(MOMENTS, state, rollout)[1]
         prepared, sums = run(PREPARE, state, rollout, key, known)
-        progress = run.place(begin(state))
+        progress = run.place(begin(trainer.learner, state))
         vector = run(GRADIENT, progress, rollout, prepared, sums)[1]
         return {
             "prepare": lambda: run(PREPARE, state, rollout, key, known),

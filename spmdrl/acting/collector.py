@@ -181,7 +181,7 @@ def acting_devices(config: Config, learners: list[jax.Device]) -> list[jax.Devic
     A device computes one thing after the other: an accelerator that learns could not act
     meanwhile, so the processor does if rollouts are collected ahead.
     """
-    if config.collects_ahead and learners[0].platform != "cpu":
+    if config.collects_ahead and not likes(learners[0].platform).acts_beside_learning:
         return [host_device()] * len(learners)
     return learners
 

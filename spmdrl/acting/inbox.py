@@ -106,7 +106,7 @@ class Inbox(Source):
 
     # -- start
 
-    def begin(self, state: TrainState, step: int) -> None:
+    def begin(self, state: TrainState, step: int, over: bool) -> None:
         """Post the receives, then send the models of the rollouts that come next."""
         self._make_rooms(state)
         self._courier = Courier(self._world.program_comm)
@@ -116,11 +116,10 @@ class Inbox(Source):
                 self._expect(k, number)
         self._world.meet()  # no message shall come before its receive is posted
         models = [*state.behind, (state.params, state.obs_moments)]
-        self._said_end = step >= self._config.num_updates  # a run that is at its end already
+        self._said_end = over
         for version, model in enumerate(models, start=step - lag):
             if version >= 0:
-                over = self._said_end and version == step
-                self._send(version, model, flags=END if over else 0)
+                self._send(version, model, flags=END if over and version == step else 0)
 
     def _make_rooms(self, state: TrainState) -> None:
         """Everything that messages will ever need, in the forms that the actors have too."""

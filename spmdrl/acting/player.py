@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:  # they bring flax, and input is checked before that is loaded
     from spmdrl.nets import Policy
     from spmdrl.types import TimeStep
 
-__all__ = ["PlayedStep", "make_chooser", "play_steps"]
+__all__ = ["PlayedStep", "make_choice", "make_chooser", "play_steps"]
 
 
 class PlayedStep(NamedTuple):
@@ -27,7 +28,13 @@ class PlayedStep(NamedTuple):
 def make_chooser(
     policy: Policy, variables: Any, deterministic: bool, seed: int
 ) -> Callable[..., Any]:
-    """`choose(carry, obs, first, ids, t) -> (carry, action)`, compiled.
+    """`choose(carry, obs, first, ids, t) -> (carry, action)`, compiled."""
+    return functools.partial(make_choice(policy, deterministic, seed), variables)
+
+
+def make_choice(policy: Policy, deterministic: bool, seed: int) -> Callable[..., Any]:
+    """`choose(variables, carry, obs, first, ids, t) -> (carry, action)`, compiled once for all
+    variables.
 
     Sampled actions draw their noise by the environment's id, whoever its neighbours are.
     """
@@ -35,7 +42,9 @@ def make_chooser(
 
     key = jax.random.key(seed)
 
-    def choose(carry: Any, obs: Any, first: Any, ids: Any, t: Any) -> tuple[Any, Any]:
+    def choose(
+        variables: Any, carry: Any, obs: Any, first: Any, ids: Any, t: Any
+    ) -> tuple[Any, Any]:
         carry, dist_params, _ = policy.apply(variables, carry, obs, first)
         if deterministic:
             return carry, policy.dist.mode(dist_params)

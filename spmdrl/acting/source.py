@@ -54,8 +54,8 @@ class Source:
         """An observation of one environment."""
         raise NotImplementedError
 
-    def begin(self, state: TrainState, step: int) -> None:
-        """The first update is about to come, with this state."""
+    def begin(self, state: TrainState, step: int, over: bool) -> None:
+        """The first update is about to come, with this state; `over`: none is left."""
 
     def collect(self, state: TrainState, key: Array) -> tuple[Rollout, Episodes]:
         """T steps of every environment with the given parameters."""

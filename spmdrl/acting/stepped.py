@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from spmdrl.acting.steps import (
-    ActorState,
-    Steps,
-    act,
-    draw_noise,
-    finish_rollout,
-    initial_state,
-    make_row,
-    next_state,
-    score_rollout,
-)
+from spmdrl.acting.step_programs import Programs, blank_answers, cuts_of, make_programs
+from spmdrl.acting.steps import ActorState, initial_state, next_state
 from spmdrl.config import Config
 from spmdrl.envs.base import EnvBatch
 from spmdrl.nets.policy import Policy
 from spmdrl.parallel.ids import WHOLE_VECTORS
-from spmdrl.types import Array, Carry, Obs, Rollout
+from spmdrl.types import Array, Obs, Rollout
 
 __all__ = ["EnvGroup", "SteppedActor", "Stopwatch", "collect_all", "groups_of"]
 
@@ -58,8 +48,9 @@ class Stopwatch:
 class SteppedActor:
     """One device's environments, one step per call, in one or two groups.
 
-    While one group is simulated, the device can infer for the other. What crosses between host and
-    device does so by explicit calls, so that jax's transfer guard finds what should not.
+    While one group is simulated, the device can infer for the other. Of every step, what the policy
+    sees goes to the device, once, and the actions come back. What crosses between host and device
+    does so by explicit calls, so that jax's transfer guard finds what should not.
     """
 
     saves_envs = False
@@ -69,32 +60,18 @@ class SteppedActor:
     ):
         self.env_ids, self.num_envs = ids, len(ids)
         self._device = next(iter(ids.devices()))
-        size, num_steps = len(ids) // len(envs), config.algo.num_steps
-        cuts = [slice(i * size, (i + 1) * size) for i in range(len(envs))]
-
-        def noise(key: Array, update: Array) -> list[Array]:
-            whole = draw_noise(policy, key, update, ids, num_steps)
-            return [whole[:, cut] for cut in cuts]
-
-        def act_at(
-            variables: Any, carry: Carry, obs: Obs, first: Array, noise: Array, t: Array
-        ) -> Any:
-            return act(policy, max(1, shards // len(envs)), variables, carry, obs, first, noise[t])
-
-        self._noise, act_compiled = jax.jit(noise), jax.jit(act_at)
-        times = jax.device_put(list(np.arange(num_steps, dtype=np.int32)), self._device)
+        self._num_steps = config.algo.num_steps
+        states = [initial_state(env, policy) for env in envs]
+        example = (states[0].obs, states[0].first)
+        self._programs = make_programs(
+            config, policy, example, ids, shards, len(envs), self._device
+        )
+        times = jax.device_put(list(np.arange(self._num_steps, dtype=np.int32)), self._device)
         self.groups = [
-            EnvGroup(env, cut, act_compiled, times, self._device)
-            for env, cut in zip(envs, cuts, strict=True)
+            EnvGroup(env, cut, self._programs, times, self._device)
+            for env, cut in zip(envs, cuts_of(len(ids), len(envs)), strict=True)
         ]
-        self.place(_side_by_side([initial_state(env, policy) for env in envs]))
-
-        def finish(variables: Any, before: ActorState, steps: Steps, after: ActorState) -> Any:
-            scores = score_rollout(policy, shards, variables, steps)
-            return finish_rollout(config, ids, before, steps, scores, after)
-
-        self._finish = jax.jit(finish)
-        self._rows_of = partial(empty_rows, num_steps, self.num_envs)
+        self.place(_side_by_side(states))
 
     @property
     def description(self) -> str:
@@ -107,6 +84,8 @@ class SteppedActor:
 
     def place(self, state: ActorState) -> None:
         self.state = jax.tree.map(np.asarray, state)
+        for group in self.groups:
+            group.seen = None
 
     def step(self, action: np.ndarray) -> Obs:
         """Step the environments with given actions; the observations."""
@@ -116,23 +95,37 @@ class SteppedActor:
 
     def start(self, variables: Any, key: Array, update: Array) -> None:
         self._variables = variables
-        self._steps: Steps | None = None
-        for group, noise in zip(self.groups, self._noise(key, update), strict=True):
+        noises = self._programs.noise(key, update)
+        for group, noise in zip(self.groups, noises, strict=True):
             group.start(jax.tree.map(lambda x, g=group: x[g.rows], self.state), variables, noise)
+        first = self.groups[0]
+        self._room = self._programs.room(variables, first.state.carry, first.seen, noises[0])
+        self._answers = blank_answers(self._num_steps, self.num_envs)
+
+    def infer(self, group: EnvGroup, t: int) -> None:
+        """Dispatch inference for step t; returns before it is done."""
+        self._room = group.infer(t, self._room)
 
     def receive(self, group: EnvGroup, t: int) -> None:
-        """Wait for the group's simulation and keep the row."""
-        row = group.receive()
-        if self._steps is None:
-            self._steps = self._rows_of(row)
-        for room, x in zip(jax.tree.leaves(self._steps), jax.tree.leaves(row), strict=True):
-            room[t, group.rows] = x
+        """Wait for the group's simulation and keep its answer."""
+        for name, x in group.receive().items():
+            self._answers[name][t, group.rows] = x
 
     def finish(self) -> tuple[Rollout, dict[str, Array]]:
-        after = _side_by_side([jax.device_get(group.state) for group in self.groups])
-        parts = jax.device_put((self.state, self._steps, after), self._device)
-        state, rollout, episodes = self._finish(self._variables, *parts)
-        self.place(jax.device_get(state))
+        for group in self.groups:
+            group.show()
+        known = self.state.replace(obs=(), first=(), resetting=())
+        answers = self._programs.answers.pack(self._answers)
+        before, answers = jax.device_put((known, answers), self._device)
+        last = [group.seen for group in self.groups]
+        carries = [group.state.carry for group in self.groups]
+        numbers, rollout, episodes = self._programs.finish(
+            self._variables, before, *self._room, answers, last, carries
+        )
+        here = _side_by_side([g.state.replace(carry=()) for g in self.groups])
+        self.state = jax.device_get(numbers).replace(
+            obs=here.obs, first=here.first, resetting=here.resetting
+        )
         return rollout, episodes
 
     def close(self) -> None:
@@ -144,40 +137,54 @@ class EnvGroup:
     """Environments that are stepped together, and where they are."""
 
     def __init__(
-        self, env: EnvBatch, rows: slice, act: Any, times: Sequence[Array], device: jax.Device
+        self,
+        env: EnvBatch,
+        rows: slice,
+        programs: Programs,
+        times: Sequence[Array],
+        device: jax.Device,
     ):
-        self.env, self.rows, self._act, self._times, self._device = env, rows, act, times, device
+        self.env, self.rows, self._programs = env, rows, programs
+        self._times, self._device = times, device
+        self._start = jax.device_put(np.int32(rows.start), device)
+        self.seen: Any = None  # what the policy sees next, on the device if it is there already
 
     def start(self, state: ActorState, variables: Any, noise: Array) -> None:
         carry = jax.device_put(state.carry, self._device)
         self.state, self._variables, self._noise = state.replace(carry=carry), variables, noise
+        self.show()
 
-    def infer(self, t: int) -> None:
-        """Dispatch inference for step t; returns before it is done."""
-        s = self.state
-        obs, first = jax.device_put((s.obs, s.first), self._device)
-        self._pending = self._act(self._variables, s.carry, obs, first, self._noise, self._times[t])
+    def show(self) -> None:
+        """Put what the policy sees next on the device; the only time it goes there."""
+        if self.seen is None:
+            packed = self._programs.seen.pack((self.state.obs, self.state.first))
+            self.seen = jax.device_put(packed, self._device)
+
+    def infer(self, t: int, room: Any) -> Any:
+        """Dispatch inference for step t; the room with its row in it."""
+        self.show()
+        self._carry, room, self._action = self._programs.act(
+            self._variables, self.state.carry, room, self.seen, self._noise, self._times[t],
+            self._start,
+        )  # fmt: skip
+        return room
 
     def step(self) -> None:
         """Wait for the inference and start the simulation."""
-        self._carry, *answers = self._pending
-        self._decision = jax.device_get(answers)
-        self.env.send(self._decision[0])
+        self.env.send(jax.device_get(self._action))
 
-    def receive(self) -> Steps:
+    def receive(self) -> dict[str, np.ndarray]:
         """Wait for the simulation."""
-        answer = self.env.recv()
-        action, dist_params, value = self._decision
-        row = make_row(self.state, action, dist_params, value, answer)
+        answer, valid = self.env.recv(), ~self.state.resetting
         self.state = next_state(self.state, self._carry, answer)
-        return row
-
-
-def empty_rows(num_steps: int, num_envs: int, row: Steps) -> Steps:
-    """Room for a rollout of rows like this one."""
-    return jax.tree.map(
-        lambda x: np.empty((num_steps, num_envs, *np.shape(x)[1:]), np.asarray(x).dtype), row
-    )
+        self.seen = None
+        return {
+            "valid": valid,
+            "reward": answer.reward,
+            "terminated": answer.terminated,
+            "truncated": answer.truncated,
+            "episode_over": answer.episode_over,
+        }
 
 
 def _side_by_side(trees: Sequence[Any]) -> Any:
@@ -205,20 +212,22 @@ def collect_all(
     turns = list(zip(*(actor.groups for actor in actors), strict=True))  # a group of each device
     watch.start()
     for groups in turns:
-        _begin_step(groups, 0, watch)
+        _begin_step(actors, groups, 0, watch)
     for t in range(num_steps):
         for groups in turns:
             for actor, group in zip(actors, groups, strict=True):
                 actor.receive(group, t)
             watch.lap("env")
             if t + 1 < num_steps:
-                _begin_step(groups, t + 1, watch)
+                _begin_step(actors, groups, t + 1, watch)
     return [actor.finish() for actor in actors]
 
 
-def _begin_step(groups: Sequence[EnvGroup], t: int, watch: Stopwatch) -> None:
-    for group in groups:
-        group.infer(t)  # on all devices at once
+def _begin_step(
+    actors: Sequence[SteppedActor], groups: Sequence[EnvGroup], t: int, watch: Stopwatch
+) -> None:
+    for actor, group in zip(actors, groups, strict=True):
+        actor.infer(group, t)  # on all devices at once
     for group in groups:
         group.step()
     watch.lap("inference")

@@ -15,6 +15,7 @@ from spmdrl.envs.base import EnvBatch
 from spmdrl.nets.policy import Policy
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import in_shards, split_envs
+from spmdrl.parallel.recurrence import recurrence
 from spmdrl.types import Array, Carry, Obs, Rollout, TimeStep, Tree
 
 __all__ = [
@@ -96,9 +97,6 @@ class Scores(Tree):
     value: Float[Array, "T B"]
 
 
-ROWS_AT_ONCE = 4096  # large matrix products, and temporaries that stay small
-
-
 def score_rollout(policy: Policy, shards: int, variables: Any, steps: Steps) -> Scores:
     """Log-probabilities and values after the last step: none of them had to wait for these."""
 
@@ -106,7 +104,9 @@ def score_rollout(policy: Policy, shards: int, variables: Any, steps: Steps) -> 
         def value_of(row: tuple[Obs, Array]) -> Array:
             return policy.apply(variables, (), *row)[2]
 
-        at_once = max(1, ROWS_AT_ONCE // first.shape[1])
+        if policy.value_rows is None:
+            return jax.vmap(lambda *row: value_of(row))(obs, first)
+        at_once = max(1, policy.value_rows // first.shape[1])
         return jax.lax.map(value_of, (obs, first), batch_size=at_once)
 
     def score_shard(steps: Steps) -> Scores:
@@ -129,7 +129,14 @@ def accumulate(
         y = x + discount * y
         return jnp.where(end, 0.0, y), y
 
-    return jax.lax.scan(step, start, (x, ends))
+    def loop(*rows: Array) -> Array:
+        return jax.lax.scan(step, start, (x, ends))[1]
+
+    after_end = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
+    factors = jnp.where(after_end, 0.0, discount).astype(x.dtype)  # else float64 under x64
+    begun = jnp.concatenate([x[:1] + discount * start, x[1:]])
+    y = recurrence(loop, begun, factors)
+    return jnp.where(ends[-1], 0.0, y[-1]), y
 
 
 def finish_rollout(

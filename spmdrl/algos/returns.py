@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 
 from spmdrl.lazy import Array, jax, jnp
+from spmdrl.parallel.recurrence import recurrence
 
 __all__ = ["fold_discounts", "gae"]
 
@@ -43,7 +44,8 @@ def gae(
         advantage = delta + jnp.where(trace > 0, trace * advantage, 0.0)
         return advantage, advantage
 
-    _, advantage_t = jax.lax.scan(
-        backward, jnp.zeros_like(v_last), (delta_t, trace_t), reverse=True, unroll=8
-    )
-    return advantage_t
+    def loop(delta_t: Array, trace_t: Array) -> Array:
+        start = jnp.zeros_like(delta_t[0])
+        return jax.lax.scan(backward, start, (delta_t, trace_t), reverse=True, unroll=8)[1]
+
+    return recurrence(loop, delta_t, trace_t, reverse=True)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 
 from spmdrl.lazy import Array, jax, jnp
+from spmdrl.parallel.recurrence import recurrence
 
 __all__ = ["Clips", "Corrected", "vtrace"]
 
@@ -55,8 +56,12 @@ def vtrace(
         error = jnp.where(valid, error, 0.0)
         return error, error
 
-    _, error_t = jax.lax.scan(
-        backward, jnp.zeros_like(v_last), (delta_t, trace_t, valid), reverse=True, unroll=8
+    def loop(*rows: Array) -> Array:
+        start = jnp.zeros_like(v_last)
+        return jax.lax.scan(backward, start, (delta_t, trace_t, valid), reverse=True, unroll=8)[1]
+
+    error_t = recurrence(
+        loop, jnp.where(valid, delta_t, 0.0), jnp.where(valid, trace_t, 0.0), reverse=True
     )
     target_t = v_tm1 + error_t
     ahead = jnp.concatenate([target_t[1:], v_last[None]])

@@ -27,6 +27,7 @@ class BatchJob:
     gpus_per_node: int = 0
     time: str = "04:00:00"
     partition: str = ""
+    run_dir: str = ""  # by default one of its own for each job
 
 
 def slurm_script(job: BatchJob) -> str:
@@ -34,7 +35,9 @@ def slurm_script(job: BatchJob) -> str:
     pieces = [SLURM_HEAD, SLURM_GPU if job.gpus_per_node else SLURM_CPU, SLURM_LIMITS]
     pieces += [SLURM_RUN_DIR, RANK, SLURM_START, SLURM_END]
     partition = f"#SBATCH --partition={job.partition}" if job.partition else PARTITION_HINT
-    return Template("".join(pieces)).substitute(_values(job), partition_line=partition)
+    own = "${RUNS:-runs}/$SLURM_JOB_NAME-$job"
+    values = _values(job) | {"run_dir": shlex.quote(job.run_dir) if job.run_dir else own}
+    return Template("".join(pieces)).substitute(values, partition_line=partition)
 
 
 def pbs_script(job: BatchJob) -> str:
@@ -44,7 +47,9 @@ def pbs_script(job: BatchJob) -> str:
     select += f":ngpus={job.gpus_per_node}" if job.gpus_per_node else ""
     queue = f"#PBS -q {job.partition}" if job.partition else "##PBS -q NAME"
     slice_s = max(1, seconds(job.time) - WARNING_S)
-    values = _values(job) | {"select": select, "queue_line": queue, "slice_s": str(slice_s)}
+    own = f"runs/${{PBS_JOBNAME:-{job.name}}}-${{PBS_JOBID:?only inside a PBS job}}"
+    values = _values(job) | {"run_dir": shlex.quote(job.run_dir) if job.run_dir else own}
+    values |= {"select": select, "queue_line": queue, "slice_s": str(slice_s)}
     return Template("".join([PBS_HEAD, RANK, PBS_START])).substitute(values)
 
 
@@ -149,7 +154,7 @@ python=$$(command -v python)
 
 # The same folder whenever this job is requeued: that is how it finds its checkpoints.
 job=$${SLURM_ARRAY_JOB_ID:-$$SLURM_JOB_ID}$${SLURM_ARRAY_TASK_ID:+_$$SLURM_ARRAY_TASK_ID}
-run_dir=$${RUNS:-runs}/$$SLURM_JOB_NAME-$$job
+run_dir=$run_dir
 logs=$$run_dir.logs
 mkdir -p "$$logs"
 """
@@ -231,7 +236,7 @@ shift
 python=$$(command -v python)
 
 # The first job of the chain chooses the run directory and hands it on to its continuations.
-export RUN_DIR=$${RUN_DIR:-runs/$${PBS_JOBNAME:-$name}-$${PBS_JOBID:?only inside a PBS job}}
+export RUN_DIR=$${RUN_DIR:-$run_dir}
 logs=$$RUN_DIR.logs
 mkdir -p "$$logs"
 [ -e "$$logs/job.pbs" ] || cp "$$0" "$$logs/job.pbs"

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from spmdrl.config import own_code
 from spmdrl.config.option_flags import read_pairs, take_options
-from spmdrl.config.rules import ConfigError, check_fields, fields_of, suggest
+from spmdrl.config.rules import ConfigError, check_fields, fields_of
 from spmdrl.config.schema import Config
 from spmdrl.config.typed_words import as_typed, check_known
 
@@ -181,7 +181,14 @@ def _explain(error: Exception, file: Path) -> str:
     wrong = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     if wrong and wrong[2] in RENAMED:
         return f"{text}; write {RENAMED[wrong[2]]}"
-    return text + (suggest(wrong[2], _fields_of_class(wrong[1])) if wrong else "")
+    return text + (_instead(wrong[1], wrong[2]) if wrong else "")
+
+
+def _instead(cls: str, name: str) -> str:
+    """The field that a wrong name resembles, else all that there are."""
+    known = _fields_of_class(cls)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else f"; {cls} has {', '.join(known)}"
 
 
 def _fields_of_class(name: str) -> list[str]:

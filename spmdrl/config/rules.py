@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -17,9 +19,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 __all__ = [
-    "FIXED", "FREE", "NAME", "PATH", "WINDOW", "ConfigError", "Count", "Counts", "Decay",
-    "Field", "NonNegative", "Options", "Positive", "Range", "Ranks", "Seed", "Share", "Widths",
-    "Workers", "at_least", "check_fields", "fields_of", "suggest",
+    "FINITE", "FIXED", "FREE", "NAME", "PATH", "WINDOW", "ConfigError", "Count", "Counts", "Decay",
+    "Field", "NonNegative", "Options", "Positive", "Range", "Ranks", "Seed", "Share", "Torso",
+    "Widths", "Workers", "at_least", "check_fields", "fields_of", "suggest",
 ]  # fmt: skip
 
 
@@ -33,6 +35,8 @@ class Range:
 
     rule: str
     holds: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+    """Words, if there are some that a wrong one may resemble."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ def at_least(least: int) -> Range:
     return Range(f"at least {least}" if least else "0 or more", lambda x: x >= least)
 
 
+FINITE = Range("finite", lambda x: x is None or math.isfinite(x))
 Count = Annotated[int, at_least(1)]
 Positive = Annotated[float, Range("above 0 and finite", lambda x: 0.0 < x < INFINITY)]
 NonNegative = Annotated[float, Range("0 or more and finite", lambda x: 0.0 <= x < INFINITY)]
@@ -83,6 +88,17 @@ def _survives_json(value: Any) -> bool:
 Options = Annotated[
     dict[str, Any],
     Range("made of what JSON has: text, finite numbers, true, false, null, lists", _survives_json),
+]
+
+
+TORSOS = ("auto", "mlp", "nature_cnn", "small_cnn", "impala_resnet")
+Torso = Annotated[
+    str,
+    Range(
+        f"{', '.join(TORSOS)} or package.module:Class",
+        lambda x: x in TORSOS or re.fullmatch(r"\w+(\.\w+)*:\w+", x) is not None,
+        TORSOS,
+    ),
 ]
 
 
@@ -150,7 +166,10 @@ def check_fields(part: Any) -> None:
             raise ConfigError(f"{field.name} is {field.value!r}, but must be {_wanted(field)}")
         for allowed in field.ranges:
             if not allowed.holds(field.value):
-                raise ConfigError(f"{field.name} is {field.value!r}, but must be {allowed.rule}")
+                close = suggest(str(field.value), allowed.choices)
+                raise ConfigError(
+                    f"{field.name} is {field.value!r}, but must be {allowed.rule}{close}"
+                )
 
 
 def _wanted(field: Field) -> str:

@@ -6,11 +6,11 @@ Nothing here imports jax, so bad input is answered at once.
 from __future__ import annotations
 
 import importlib
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from spmdrl.config.rules import (
+    FINITE,
     FIXED,
     FREE,
     NAME,
@@ -27,6 +27,7 @@ from spmdrl.config.rules import (
     Ranks,
     Seed,
     Share,
+    Torso,
     Widths,
     Workers,
     at_least,
@@ -85,8 +86,9 @@ class EnvConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    torso: Literal["auto", "mlp", "nature_cnn", "small_cnn", "impala_resnet"] = "auto"
-    """auto takes an MLP for vectors, the Nature CNN for images, a small CNN below 36 x 36."""
+    torso: Torso = "auto"
+    """mlp, nature_cnn, small_cnn, impala_resnet, or a network of your own as package.module:Class;
+    auto takes an MLP for vectors, the Nature CNN for images, a small CNN below 36 x 36."""
     hidden: Widths = (64, 64)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -105,7 +107,7 @@ class NetConfig:
     """Also show the network the last reward, clipped to plus or minus 1."""
     bptt: Annotated[int, at_least(0)] = 0
     """Steps through which a core's gradient flows back, a divisor of num_steps; 0: the rollout."""
-    log_std_init: Annotated[float, Range("finite", math.isfinite)] = 0.0
+    log_std_init: Annotated[float, FINITE] = 0.0
     """Initial log standard deviation of continuous actions."""
     policy_keys: tuple[str, ...] = ()
     """Parts of the observation that the policy sees; by default all but privileged ones."""
@@ -116,6 +118,10 @@ class NetConfig:
     MiniGrid and BabyAI."""
     conv: Annotated[Literal["auto", "matmul", "xla"], FREE] = "auto"
     """How convolutions are computed; auto takes matmul on CPU and xla elsewhere."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the torsos; parameters, memory, heads, losses and optimiser stay float32."""
+    matmul_precision: Literal["default", "high", "highest"] = "default"
+    """Of float32 products: default lets GPUs round their inputs (TF32), highest does not."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,7 @@ class SyncConfig:
     phase_timeout_s: Annotated[Positive, FREE] = 300.0
     """Seconds that one phase of an update may last; a longer one ends the run with a stack dump."""
     start_timeout_s: Annotated[Positive, FREE] = 600.0
-    """The same for start-up, and for the first update, which compiles."""
+    """The same for start-up, evaluations, and the first update, which compiles."""
 
 
 @dataclass(frozen=True)
@@ -237,8 +243,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
+    every: Annotated[int, at_least(0)] = 0
+    """Updates between two evaluations while training, by rank 0 beside the run; 0: none."""
     episodes: Count = 100
-    """Episodes played by `python -m spmdrl.evaluate`."""
+    """Episodes of an evaluation, in training or by `python -m spmdrl.evaluate`."""
     num_envs: Count = 16
     """Environments played at the same time."""
     deterministic: bool = True
@@ -277,6 +285,8 @@ class Config:
     """Environment steps of the whole run; linear and cosine schedules stretch to it."""
     schedule_steps: Annotated[int, at_least(0), FREE] = 0
     """Steps over which schedules run, if not total_steps: train a part now and the rest later."""
+    until_return: Annotated[float | None, FINITE, FREE] = None
+    """End once an evaluation's mean return is that high; without eval.every, log.window's mean."""
     init_from: str | None = None
     """Start with the parameters of another run: RUN_DIR, or RUN_DIR:best, :latest or :UPDATE."""
     nprocs: Annotated[Ranks, FREE] = 1

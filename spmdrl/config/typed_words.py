@@ -88,6 +88,10 @@ def _negated(flag: str) -> list[str]:
 def _number(flag: str, text: str, kind: Any) -> str:
     """The word as Python writes such a number; others as they are, if the field may take them."""
     members = [item for member in _members(kind) for item in _items(member)]
+    if type(None) in members:
+        if text == "None":
+            return text
+        members.remove(type(None))
     if int in members and float not in members:
         whole = _whole(text)
         if whole is not None:

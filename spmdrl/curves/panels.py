@@ -22,6 +22,7 @@ RETURN, SPEED = "episode/return_mean", "perf/sps"
 # Of every run; a panel without a number in any run is left out.
 FIRST: tuple[Panel, ...] = (
     (RETURN, "return (mean of the last episodes)"),
+    ("eval/return_mean", "return in evaluation"),
     ("loss/value", "value loss"),
     ("loss/policy", "policy loss"),
     ("loss/nll", "negative log likelihood"),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from spmdrl.config.own_code import explain
+
 __all__ = ["EnvError", "explain", "listed", "raised"]
 
-OURS = str(Path(__file__).parent)
 PACKAGE = str(Path(__file__).parents[1])
-STDLIB = sysconfig.get_path("stdlib")
 
 
 class EnvError(RuntimeError):
@@ -46,18 +45,6 @@ def _of_the_environment(frames: TracebackType | None) -> TracebackType | None:
     while rest is not None and rest.tb_frame.f_code.co_filename.startswith(PACKAGE):
         rest = rest.tb_next
     return rest or frames
-
-
-def explain(error: BaseException) -> str:
-    """Type, text and place in one line; the place where it is in code of the user's."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    frames = traceback.extract_tb(error.__traceback__)
-    last = next((f for f in reversed(frames) if _is_of_the_user(f.filename)), None)
-    return f"{text} ({last.filename}, line {last.lineno})" if last else text
-
-
-def _is_of_the_user(file: str) -> bool:
-    return not file.startswith((OURS, STDLIB, "<")) and "site-packages" not in file
 
 
 def listed(ids: Sequence[int]) -> str:

@@ -33,9 +33,12 @@ class Wire:
     reports: tuple[str, ...]
     num_devices: int
 
-    def pack(self, sums: Sums, nonfinite: Float[Array, "D"]) -> Float[Array, "n"]:
-        rest = {"reports": sums["reports"], "count": sums["count"], "nonfinite": nonfinite}
-        return jnp.concatenate([ravel_pytree(sums["grads"])[0], ravel_pytree(rest)[0]])
+    def pack(self, sums: Sums, flag: Callable[[Array], Float[Array, "D"]]) -> Float[Array, "n"]:
+        """`flag` says on which device the gradient is finite, or is not."""
+        gradient = ravel_pytree(sums["grads"])[0]
+        rest = {"reports": sums["reports"], "count": sums["count"]}
+        rest["nonfinite"] = flag(jnp.isfinite(gradient).all())
+        return jnp.concatenate([gradient, ravel_pytree(rest)[0]])
 
     def unpack(self, size: int, vector: Float[Array, "n"]) -> tuple[Float[Array, "m"], Sums]:
         """The gradient of `size` parameters, and by name what is behind it."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Float, Int
 
@@ -23,7 +24,7 @@ from spmdrl.learning.gradients import Wire, sequence_gradient, step_gradient
 from spmdrl.learning.minibatches import Selector, Steps, make_selector
 from spmdrl.learning.optimizer import Optimizer, learning_rate, make_optimizer
 from spmdrl.nets import moments
-from spmdrl.nets.policy import Policy, variables_of
+from spmdrl.nets.policy import Policy, matmul_precision, variables_of
 from spmdrl.parallel.guards import finite_inputs
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.parallel.placement import rollout_specs, split_envs
@@ -32,7 +33,7 @@ from spmdrl.parallel.sync import GradSync
 from spmdrl.types import Array, Report, Rollout, TrainState, Tree
 
 __all__ = [
-    "ROWS", "Learner", "Prepared", "Progress", "apply_gradient", "finish",
+    "ROWS", "Learner", "Prepared", "Progress", "apply_gradient", "finish", "flat_state",
     "gradient_sums", "make_learner", "moment_sums", "prepare",
 ]  # fmt: skip
 
@@ -52,10 +53,16 @@ class Learner:
     wire: Wire
     shards: int  # of each device: groups of environments whose sums stay apart until the end
     rows_at_once: int | None  # of a minibatch
+    flat_state: bool  # see `Platform`
 
     @property
     def num_gradients(self) -> int:
         return self.selector.epochs * self.selector.minibatches
+
+    def run(self, stage: Callable[..., tuple[Any, Any]], *args: Any) -> tuple[Any, Any]:
+        """While a program is traced; backward passes included, products are as precise as asked."""
+        with matmul_precision(self.config.net):
+            return stage(self, *args)
 
     @property
     def normalizes(self) -> bool:
@@ -76,6 +83,7 @@ def make_learner(
         wire=Wire(algorithm.reports, sync.num_devices),
         shards=config.sync.shards // sync.num_devices if config.sync.deterministic else 1,
         rows_at_once=liked.image_rows if has_image else liked.vector_rows,
+        flat_state=liked.flat_state,
     )
 
 
@@ -148,7 +156,8 @@ def gradient_sums(
     learner: Learner, progress: Progress, rollout: Rollout, prepared: Prepared, sums: Any
 ) -> tuple[Any, Float[Array, "shards n"]]:
     """The gradient of minibatch `progress.index`, and what travels with it."""
-    algorithm, policy, state = learner.algorithm, learner.policy, progress.state
+    algorithm, policy = learner.algorithm, learner.policy
+    state = whole_state(learner, progress.state)
     moment = Moment(progress.index, share_left(learner, state))
     constants = algorithm.constants(sums["algorithm"], moment)
     selector = learner.selector
@@ -159,7 +168,7 @@ def gradient_sums(
 
     def shard_gradient(*shard: Any) -> Float[Array, "n"]:
         found = gradient(shard, progress.index, constants)
-        return learner.wire.pack(found, flag_here(learner, all_finite(found["grads"])))
+        return learner.wire.pack(found, partial(flag_here, learner))
 
     parts = ((ROWS, prepared.targets), (learner.selector.spec, prepared.order))
     return (), each_shard(learner, shard_gradient, (rollout_specs(), rollout), *parts)
@@ -206,7 +215,7 @@ def finish(
 
     `before` is the state that the update began with; only `lag` needs it.
     """
-    state, config = progress.state, learner.config
+    state, config = whole_state(learner, progress.state), learner.config
     weight, gradients = reports.pop("weight"), reports.pop("nonfinite").sum(0)
     total = jnp.maximum(weight.sum(), 1.0)
     metrics = {k: jnp.where(weight > 0, x, 0.0).sum() / total for k, x in reports.items()}
@@ -239,6 +248,23 @@ def models_of(learner: Learner, state: TrainState) -> Models:
         variables_of(state.params, state.obs_moments),
         variables_of(actor.params, actor.obs_moments),
     )
+
+
+def flat_state(learner: Learner, state: TrainState) -> TrainState:
+    """With the parameters as one array, where the device likes it: one launch steps them all."""
+    if not learner.flat_state:
+        return state
+    return state.replace(params=ravel_pytree(state.params)[0])
+
+
+def whole_state(learner: Learner, state: TrainState) -> TrainState:
+    """The inverse of `flat_state`."""
+    if not learner.flat_state:
+        return state
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    shapes = jax.eval_shape(learner.policy.init, key)
+    _, restore = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    return state.replace(params=restore(state.params))
 
 
 def share_left(learner: Learner, state: TrainState) -> Float[Array, ""]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -23,6 +24,7 @@ from spmdrl.learning.stages import (
     Progress,
     apply_gradient,
     finish,
+    flat_state,
     gradient_sums,
     moment_sums,
     prepare,
@@ -82,14 +84,14 @@ def run_update(
         _, vector = run(GRADIENT, progress, rollout, prepared, sums, after=sums)
         return run(APPLY, progress, vector, sums)[0]
 
-    progress, reports = run.repeat(step, run.place(begin(state)), learner.num_gradients)
+    progress, reports = run.repeat(step, run.place(begin(learner, state)), learner.num_gradients)
     before = state if learner.config.lag else None
     return run(FINISH, before, progress, prepared, sums, reports)[0]
 
 
-def begin(state: TrainState) -> Progress:
+def begin(learner: Learner, state: TrainState) -> Progress:
     skipped, index = (np.zeros((), np.int32) for _ in range(2))  # each donated on its own
-    state = state.replace(behind=())  # no gradient reads or changes it
+    state = flat_state(learner, state.replace(behind=()))  # no gradient reads or changes `behind`
     return Progress(state=state, stopped=np.zeros((), bool), skipped=skipped, index=index)
 
 
@@ -103,12 +105,29 @@ class Fused:
         return jax.tree.map(jnp.asarray, tree)
 
     def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]:
-        kept, partial_sums = stage.function(self.learner, *args)
+        kept, partial_sums = self.learner.run(stage.function, *args)
         empty = not jax.tree.leaves(partial_sums)
         return kept, () if empty else self.learner.sync.in_step(partial_sums, after)
 
     def repeat(self, step: Callable[..., Any], start: Any, count: int) -> tuple[Any, Any]:
+        if self.learner.flat_state:
+            return repeat_flat(step, start, count)
         return jax.lax.scan(lambda progress, _: step(progress), start, length=count)
+
+
+def repeat_flat(
+    step: Callable[[Progress], tuple[Progress, Any]], start: Progress, count: int
+) -> tuple[Progress, Any]:
+    """With all reports of a step as one array: else to write down each is a launch of its own."""
+    shapes = jax.eval_shape(step, start)[1]
+    _, restore = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+
+    def flat_step(progress: Progress, _: None) -> tuple[Progress, Array]:
+        progress, report = step(progress)
+        return progress, ravel_pytree(report)[0]
+
+    end, rows = jax.lax.scan(flat_step, start, length=count)
+    return end, jax.vmap(restore)(rows)
 
 
 class Staged:
@@ -124,16 +143,16 @@ class Staged:
 
     def __call__(self, stage: Stage, *args: Any, after: Any = None) -> tuple[Any, Any]:
         if stage not in self._compiled:
-            self._compiled[stage] = self._compile(stage)
+            self._compiled[stage] = self.compile(stage)
         kept, sums = self._compiled[stage](*args)
         between, device = self._learner.sync.between, self._mesh.local_devices[0]
         if between is None or not jax.tree.leaves(sums):
             return kept, sums
         return kept, replicate(between(on_device(sums, device)), self._mesh)
 
-    def _compile(self, stage: Stage) -> Callable[..., Any]:
+    def compile(self, stage: Stage) -> Callable[..., Any]:
         def on_devices(*args: Any) -> tuple[Any, Any]:
-            kept, partial_sums = stage.function(self._learner, *args)
+            kept, partial_sums = self._learner.run(stage.function, *args)
             empty = not jax.tree.leaves(partial_sums)
             return kept, () if empty else self._learner.sync.in_step(partial_sums, None)
 

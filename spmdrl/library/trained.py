@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from spmdrl.acting.player import make_chooser
-from spmdrl.config import Config
+from spmdrl.config import Config, own_code
 from spmdrl.envs.actions import to_env_action
 from spmdrl.nets import Policy
 from spmdrl.runtime.consent import Consent, bring_code
@@ -44,16 +44,16 @@ def load(
     """The policy of a run as of a checkpoint: "latest", "best" or an update's number.
 
     Needs neither MPI nor the environments. Runs without a spaces.json have to make one of them;
-    where that is the user's own, `trust` and `config` are as those of `spmdrl evaluate`.
+    where that or the network is the user's own, `trust` and `config` are as those of `spmdrl
+    evaluate`.
     """
     saved, place = read_run(run_dir), find_checkpoint(Path(run_dir), str(checkpoint))
     spec = read_spaces(Path(run_dir))
-    if spec is None:
+    if spec is None or own_code.own_network(saved.net.torso):
         command = f"spmdrl.load({str(run_dir)!r}"
         consent = CallConsent(None if config is None else str(config), trust, command)
         bring_code(saved, read_code(run_dir), run_dir, consent)
-        spec = _spec_of_environment(saved)
-    return TrainedPolicy(saved, spec, place)
+    return TrainedPolicy(saved, spec or _spec_of_environment(saved), place)
 
 
 def _spec_of_environment(config: Config) -> EnvSpec:
@@ -91,6 +91,12 @@ class TrainedPolicy:
     def variables(self) -> Any:
         """Parameters and observation moments: the first argument of `network.apply`."""
         return self._variables
+
+    def export(self, folder: str | Path, platforms: tuple[str, ...] = ("cpu",)) -> Path:
+        """Write it as one program for serving, which needs jax and nothing of this package."""
+        from spmdrl.library.export import export
+
+        return export(self, folder, platforms)
 
     def reset(self, seed: int | None = None) -> None:
         """The next call begins new episodes, and the noise of this seed, if one is given."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_STOPPED, Config, ConfigError, read_file
 from spmdrl.envs.ids import check_id
+from spmdrl.parallel.job_folder import start_folder
 from spmdrl.parallel.process import prepare_run
 from spmdrl.parallel.roles import check_ranks
 from spmdrl.parallel.topology import detect
@@ -21,7 +22,7 @@ from spmdrl.runtime.rundir import check_run_dir, new_run_dir
 from spmdrl.runtime.signals import StopRequest
 from spmdrl.runtime.validate import check_extras, validate
 from spmdrl.runtime.warm_start import check_init_from
-from spmdrl.runtime.watchdog import Watchdog, start_folder
+from spmdrl.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from spmdrl.library.trained import TrainedPolicy
@@ -50,7 +51,7 @@ class Result:
     def policy(self, checkpoint: str | int = "latest") -> TrainedPolicy:
         from spmdrl.library.trained import load
 
-        return load(self.run_dir, checkpoint)
+        return load(self.run_dir, checkpoint, trust=True)  # this process has just executed it
 
 
 def train(config: Config | str | Path, **changes: Any) -> Result:

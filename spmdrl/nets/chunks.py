@@ -16,8 +16,8 @@ __all__ = ["in_chunks"]
 
 
 def in_chunks(
-    module: nn.Module, function: Callable[[Any, Array], Array], x: Array, most: int | None
-) -> Array:
+    module: nn.Module, function: Callable[[Any, Array], Any], x: Array, most: int | None
+) -> Any:
     """`function(module, x)`; it may make submodules, as the module's own `__call__` would."""
     count = x.shape[0]
     if most is None or count <= most:

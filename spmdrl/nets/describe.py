@@ -28,7 +28,7 @@ def describe(config: Config, spec: EnvSpec) -> str:
     lines = [
         line
         for name, part in spec.parts.items()
-        for line in _part(net if alone else encoder_config(net, part), name, part, sight)
+        for line in _part(net if alone else encoder_config(net, spec, part), name, part, sight)
     ]
     return "; ".join([*lines, *(f"{_shown(name)} -> left out" for name in spec.left_out)])
 
@@ -41,9 +41,11 @@ def _part(net: NetConfig, name: str, part: ObsPart, sight: Sight) -> list[str]:
     if part.columns:
         return _columns(part, sight)
     size = "x".join(map(str, part.shape))
-    encoder = NAMES[encoder_of(net, part)]
+    kind = encoder_of(net, part)
+    encoder = NAMES.get(kind, kind)
     what = f"{size} numbers" if part.kind == "vector" else f"{name or part.kind} {size}"
-    return [f"{what} -> {encoder}{_form(part)}{_whose(name or 'obs', sight)}"]
+    form = _form(part) if kind in NAMES else ""
+    return [f"{what} -> {encoder}{form}{_whose(name or 'obs', sight)}"]
 
 
 def _form(part: ObsPart) -> str:

@@ -8,6 +8,7 @@ steps in a row. A feed-forward carry is ().
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool
 
-from spmdrl.config import Config, ConfigError
+from spmdrl.config import Config, ConfigError, NetConfig
 from spmdrl.nets import moments
 from spmdrl.nets.cores import CORES
 from spmdrl.nets.cpu.chunked_dense import INPUTS, Factors, inputs_of, probed
@@ -26,7 +27,7 @@ from spmdrl.nets.torsos import Method, TorsoMaker, dense, torso_maker
 from spmdrl.parallel.platforms import likes
 from spmdrl.types import LAST_ACTION, LAST_REWARD, MASK, Carry, EnvSpec, Obs, Params
 
-__all__ = ["ActorCritic", "Policy", "make_policy", "variables_of"]
+__all__ = ["ActorCritic", "Policy", "make_policy", "matmul_precision", "variables_of"]
 
 Answer = tuple[Carry, Array, Array]  # carry, parameters of the distribution, value
 
@@ -42,6 +43,7 @@ class Policy(NamedTuple):
     # `apply` that also gives what the gradients of large kernels are made of (nets.cpu).
     apply_probed: Callable[..., tuple[Answer, Factors]]
     separate_critic: bool  # values need nothing of the actor, so no step has to wait for them
+    value_rows: int | None  # that are valued together; None: all
 
 
 class ActorCritic(nn.Module):
@@ -71,11 +73,11 @@ class ActorCritic(nn.Module):
         """What the heads of policy and value see."""
         sight, memory, extra = self.sight, self.memory, history(obs)
         if self.shared:
-            both = self.make_actor("torso")(sight.policy(obs))
+            both = whole(self.make_actor("torso")(sight.policy(obs)))
             carry, both = memory.core("core", carry, beside(both, extra), first)
             return carry, both, both
-        actor = self.make_actor("actor_torso")(sight.policy(obs))
-        critic = self.make_critic("critic_torso")(sight.value(obs))
+        actor = whole(self.make_actor("actor_torso")(sight.policy(obs)))
+        critic = whole(self.make_critic("critic_torso")(sight.value(obs)))
         mine, yours = carry or ((), ())
         mine, actor = memory.core("actor_core", mine, beside(actor, extra), first)
         yours, critic = memory.core("critic_core", yours, beside(critic, extra), first)
@@ -123,6 +125,11 @@ class Memory:
         return one(self.size, rows) if shared else (one(self.size, rows), one(self.size, rows))
 
 
+def whole(features: Array) -> Array:
+    """After torsos that may compute with fewer digits: memory and heads are in float32."""
+    return features.astype(jnp.float32)
+
+
 def history(obs: Obs) -> list[Array]:
     """Last reward and last action, as far as they are shown."""
     if not isinstance(obs, dict):
@@ -139,12 +146,20 @@ def variables_of(params: Params, obs_moments: Any) -> dict[str, Any]:
     return {"params": params, "obs_stats": {"moments": obs_moments}}
 
 
+def matmul_precision(net: NetConfig) -> AbstractContextManager[Any]:
+    """Holds for what is traced inside; of a gradient, parts are traced after the network."""
+    if net.matmul_precision == "default":
+        return nullcontext()
+    return jax.default_matmul_precision(net.matmul_precision)
+
+
 def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
     """`platform` is that of the device it will run on, by default jax's."""
     _check_normalizes(config, spec)
     spec = with_symbols(config.net, spec, config.env.id)
     sight = make_sight(config.net, spec, config.env.id)
-    method = _conv_method(config, platform)
+    liked = likes(platform or jax.default_backend())
+    method: Method = liked.conv if config.net.conv == "auto" else config.net.conv
     memory = Memory(config.net.core, config.net.core_size, config.net.bptt)
 
     def torso(view: View, at_once: int | None = None) -> TorsoMaker:
@@ -169,17 +184,20 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
         return grown["params"]
 
     def apply(variables: Any, carry: Carry, obs: Obs, first: Array) -> Answer:
-        return net.apply(variables, carry, obs, first)  # type: ignore[return-value]
+        with matmul_precision(config.net):
+            return net.apply(variables, carry, obs, first)  # type: ignore[return-value]
 
     def apply_probed(variables: Any, probes: Factors, *inputs: Any) -> tuple[Answer, Factors]:
-        out, filled = net.apply(probed(variables, probes), *inputs, mutable=[INPUTS])
+        with matmul_precision(config.net):
+            out, filled = net.apply(probed(variables, probes), *inputs, mutable=[INPUTS])
         return out, inputs_of(filled)
 
-    rows = _image_rows(platform, spec)
+    rows = liked.image_rows if spec.has_image else None
     long_net = net.clone(make_actor=torso(sight.policy, rows), make_critic=torso(sight.value, rows))
 
     def unroll(variables: Any, carry: Carry, obs: Obs, first: Array) -> Answer:
-        return long_net.apply(variables, carry, obs, first)  # type: ignore[return-value]
+        with matmul_precision(config.net):
+            return long_net.apply(variables, carry, obs, first)  # type: ignore[return-value]
 
     # Of few images as many as there are can be valued at once; a core values as it acts.
     together = config.net.shared or spec.has_image or memory.kind != "none"
@@ -191,6 +209,7 @@ def make_policy(config: Config, spec: EnvSpec, platform: str = "") -> Policy:
         initial_carry=lambda rows: memory.zeros(rows, config.net.shared),
         dist=net.dist,
         separate_critic=not together,
+        value_rows=liked.value_rows,
     )
 
 
@@ -199,13 +218,3 @@ def _check_normalizes(config: Config, spec: EnvSpec) -> None:
     if config.env.normalize_obs and "vector" not in kinds:
         what = "images, which are scaled by 1/255 already" if "image" in kinds else "ids"
         raise ConfigError(f"env.normalize_obs is for vectors; {config.env.id} gives {what}")
-
-
-def _image_rows(platform: str, spec: EnvSpec) -> int | None:
-    return likes(platform or jax.default_backend()).image_rows if spec.has_image else None
-
-
-def _conv_method(config: Config, platform: str) -> Method:
-    if config.net.conv == "auto":
-        return likes(platform or jax.default_backend()).conv
-    return config.net.conv

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Shaped
 
-from spmdrl.config import ConfigError, NetConfig
+from spmdrl.config import ConfigError, NetConfig, own_code
 from spmdrl.nets.chunks import in_chunks
 from spmdrl.nets.cpu.chunked_dense import WIDE, WideDense
 from spmdrl.nets.cpu.conv import Conv, SameConv
+from spmdrl.nets.own_torso import OwnTorso, find_network, try_out
 from spmdrl.types import EnvSpec, Obs, ObsPart, channels_first, sides
 
 __all__ = [
@@ -28,24 +31,25 @@ NATURE_SIDE, SMALL_SIDE = 36, 5  # pixels: below these nothing is left after the
 GRID_SIDE = 3  # cells: small grids are worth smaller kernels
 MOST_VALUES, MOST_ONE_HOT, EMBEDDING = 64, 4096, 16
 Method = Literal["matmul", "xla"]
-Kind = Literal["mlp", "nature_cnn", "small_cnn", "impala_resnet"]
 TorsoMaker = Callable[[str], nn.Module]  # by the name of its parameters
 
 
-def dense(features: int, gain: float, name: str | None = None) -> nn.Dense:
-    return nn.Dense(features, kernel_init=nn.initializers.orthogonal(gain), name=name)
+def dense(features: int, gain: float, name: str | None = None, dtype: Any = None) -> nn.Dense:
+    init = nn.initializers.orthogonal(gain)
+    return nn.Dense(features, kernel_init=init, name=name, dtype=dtype)
 
 
 class Mlp(nn.Module):
     hidden: tuple[int, ...]
     activation: str
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         scale = 1 / 255 if x.dtype == jnp.uint8 else 1.0
         x = x.reshape(x.shape[0], -1).astype(jnp.float32) * scale
         for width in self.hidden:
-            x = ACTIVATIONS[self.activation](dense(width, SQRT2)(x))
+            x = ACTIVATIONS[self.activation](dense(width, SQRT2, dtype=self.dtype)(x))
         return x
 
 
@@ -55,6 +59,7 @@ class IdsMlp(nn.Module):
     hidden: tuple[int, ...]
     activation: str
     values: tuple[int, ...]
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
@@ -63,7 +68,7 @@ class IdsMlp(nn.Module):
             x = nn.Embed(sum(self.values), EMBEDDING, param_dtype=jnp.float32)(self._rows(x))
         else:
             x = one_hot(x, self.values)
-        return Mlp(self.hidden, self.activation, name="mlp")(x)
+        return Mlp(self.hidden, self.activation, self.dtype, name="mlp")(x)
 
     def _rows(self, x: Array) -> Array:
         """Of the table of vectors, in which every entry with its own number of ids has its own."""
@@ -77,18 +82,19 @@ class NatureCnn(nn.Module):
     method: Method
     values: tuple[int, ...] = ()
     at_once: int | None = None  # rows of the convolutions, in a long sequence
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         x = in_chunks(self, NatureCnn.convolutions, x, self.at_once)
-        wide = WideDense(512, nn.initializers.orthogonal(SQRT2), name=WIDE)
+        wide = WideDense(512, nn.initializers.orthogonal(SQRT2), self.dtype, name=WIDE)
         return nn.relu(wide(x))
 
     def convolutions(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         x, scale, first = _channels(x, self.values)
-        x = nn.relu(Conv(32, 8, 4, self.method, scale, first)(x))
-        x = nn.relu(Conv(64, 4, 2, self.method)(x))
-        x = nn.relu(Conv(64, 3, 1, self.method)(x))
+        x = nn.relu(Conv(32, 8, 4, self.method, scale, first, dtype=self.dtype)(x))
+        x = nn.relu(Conv(64, 4, 2, self.method, dtype=self.dtype)(x))
+        x = nn.relu(Conv(64, 3, 1, self.method, dtype=self.dtype)(x))
         return x.reshape(x.shape[0], -1)
 
 
@@ -98,11 +104,12 @@ class SmallCnn(nn.Module):
     method: Method
     values: tuple[int, ...] = ()
     at_once: int | None = None
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         x = in_chunks(self, SmallCnn.convolutions, x, self.at_once)
-        return nn.relu(dense(128, SQRT2)(x))
+        return nn.relu(dense(128, SQRT2, dtype=self.dtype)(x))
 
     def convolutions(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         side = min(sides(x.shape[1:]))
@@ -110,8 +117,8 @@ class SmallCnn(nn.Module):
         size, stride, second = (4, 2, 3) if side >= 16 else (3, 1, 3)
         if side < SMALL_SIDE:
             size, stride, second = 2, 1, 2
-        x = nn.relu(Conv(16, size, stride, self.method, scale, first)(x))
-        x = nn.relu(Conv(32, second, 1, self.method)(x))
+        x = nn.relu(Conv(16, size, stride, self.method, scale, first, dtype=self.dtype)(x))
+        x = nn.relu(Conv(32, second, 1, self.method, dtype=self.dtype)(x))
         return x.reshape(x.shape[0], -1)
 
 
@@ -122,40 +129,46 @@ class ImpalaResnet(nn.Module):
     values: tuple[int, ...] = ()
     at_once: int | None = None
     width: int = 1  # multiplies the published channels
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         x = in_chunks(self, ImpalaResnet.convolutions, x, self.at_once)
-        return nn.relu(dense(256, SQRT2, "dense")(x))
+        return nn.relu(dense(256, SQRT2, "dense", self.dtype)(x))
 
     def convolutions(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N F"]:
         x, scale, first = _channels(x, self.values)
         x = (x.transpose(0, 2, 3, 1) if first else x).astype(jnp.float32) * scale
         for i, channels in enumerate((16, 32, 32)):
-            x = ResnetSection(channels * self.width, self.method, name=f"section_{i}")(x)
+            name = f"section_{i}"
+            x = ResnetSection(channels * self.width, self.method, self.dtype, name=name)(x)
         return nn.relu(x).reshape(x.shape[0], -1)
 
 
 class ResnetSection(nn.Module):
     channels: int
     method: Method
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Float[Array, "N H W C"]) -> Float[Array, "N h w F"]:
-        x = max_pool(SameConv(self.channels, self.method, name="conv")(x))
+        x = max_pool(self.same_conv("conv")(x))
         for block in range(2):
             inner = x
             for layer in range(2):
-                conv = SameConv(self.channels, self.method, name=f"block_{block}_conv_{layer}")
-                inner = conv(nn.relu(inner))
+                inner = self.same_conv(f"block_{block}_conv_{layer}")(nn.relu(inner))
             x = x + inner
         return x
+
+    def same_conv(self, name: str) -> SameConv:
+        return SameConv(self.channels, self.method, self.dtype, name=name)
 
 
 def max_pool(x: Float[Array, "N H W C"]) -> Float[Array, "N h w C"]:
     """3 x 3, stride 2; the border counts as minus infinity."""
     window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
-    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, "SAME")
+    least = np.array(-np.inf, x.dtype)
+    return jax.lax.reduce_window(x, least, jax.lax.max, window, strides, "SAME")
 
 
 class Joined(nn.Module):
@@ -222,20 +235,23 @@ def torso_maker(
     if isinstance(spec.obs, ObsPart):
         return _encoder(net, spec.obs, env_id, conv, at_once)
     makers = {
-        name: _encoder(encoder_config(net, part), part, f"{env_id} ({name})", conv, at_once)
+        name: _encoder(encoder_config(net, spec, part), part, f"{env_id} ({name})", conv, at_once)
         for name, part in spec.parts.items()
     }
     return lambda name: Joined(makers, name=name)
 
 
-def encoder_config(net: NetConfig, part: ObsPart) -> NetConfig:
-    """An encoder that was asked for by name is for the images; numbers beside them get the MLP."""
-    if part.is_image or part.is_grid:
+def encoder_config(net: NetConfig, spec: EnvSpec, part: ObsPart) -> NetConfig:
+    """An encoder that was asked for by name is for the images; numbers beside them get the MLP.
+
+    One of the user's own is for everything where there are no images.
+    """
+    if part.is_image or part.is_grid or (own_code.own_network(net.torso) and not spec.has_image):
         return net
-    return NetConfig(hidden=net.hidden, activation=net.activation)
+    return NetConfig(hidden=net.hidden, activation=net.activation, dtype=net.dtype)
 
 
-def encoder_of(net: NetConfig, part: ObsPart) -> Kind:
+def encoder_of(net: NetConfig, part: ObsPart) -> str:
     """The encoder that was asked for by name, or the one that fits."""
     if net.torso != "auto":
         return net.torso
@@ -254,11 +270,13 @@ def _least_side(part: ObsPart) -> int:
 def _encoder(
     net: NetConfig, part: ObsPart, env_id: str, conv: Method, at_once: int | None
 ) -> TorsoMaker:
-    kind = encoder_of(net, part)
+    kind, dtype = encoder_of(net, part), jnp.dtype(net.dtype)
+    if own_code.own_network(kind):
+        return _own_encoder(net, part, env_id, at_once)
     if kind == "mlp":
         if part.kind == "ids":
-            return lambda name: IdsMlp(net.hidden, net.activation, part.values, name=name)
-        return lambda name: Mlp(net.hidden, net.activation, name=name)
+            return lambda name: IdsMlp(net.hidden, net.activation, part.values, dtype, name=name)
+        return lambda name: Mlp(net.hidden, net.activation, dtype, name=name)
     if not (part.is_image or part.is_grid):
         raise ConfigError(
             f"net.torso {kind} needs images; {env_id} gives {part.dtype} of shape "
@@ -271,7 +289,24 @@ def _encoder(
             f"{part.shape}; use --net.torso {'small_cnn' if kind == 'nature_cnn' else 'mlp'}"
         )
     if kind == "nature_cnn":
-        return lambda name: NatureCnn(conv, part.values, at_once, name=name)
+        return lambda name: NatureCnn(conv, part.values, at_once, dtype, name=name)
     if kind == "impala_resnet":
-        return lambda name: ImpalaResnet(conv, part.values, at_once, net.width, name=name)
-    return lambda name: SmallCnn(conv, part.values, at_once, name=name)
+        return lambda name: ImpalaResnet(conv, part.values, at_once, net.width, dtype, name=name)
+    return lambda name: SmallCnn(conv, part.values, at_once, dtype, name=name)
+
+
+def _own_encoder(net: NetConfig, part: ObsPart, env_id: str, at_once: int | None) -> TorsoMaker:
+    make, read = find_network(net), partial(as_numbers, part)
+    try_out(net, OwnTorso(make, read), part, env_id)
+    return lambda name: OwnTorso(make, read, at_once, name=name)
+
+
+def as_numbers(part: ObsPart, x: Shaped[Array, "N ..."]) -> Shaped[Array, "N ..."]:
+    """What a network of the user's own is shown: images from 0 to 1 with their channels last, ids
+    as 0s and 1s or, where that would be wide, as they are."""
+    if part.kind == "ids":
+        if part.is_grid:
+            return planes(x, part.values)
+        return x.astype(jnp.int32) if embeds(part.values, part.shape) else one_hot(x, part.values)
+    scale = 1 / 255 if x.dtype == jnp.uint8 else 1.0
+    return (_channels_last(x) if part.is_image else x).astype(jnp.float32) * scale

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from spmdrl.config import ConfigError
+from spmdrl.parallel.platforms import likes
 
 __all__ = [
     "AXIS",
@@ -37,7 +38,7 @@ def local_devices(count: int) -> list[jax.Device]:
     """The first `count` devices of this process; 0 takes one on CPU and all elsewhere."""
     available = jax.local_devices()
     if count == 0:
-        return available[:1] if jax.default_backend() == "cpu" else available
+        return available if likes(jax.default_backend()).takes_all_devices else available[:1]
     if count > len(available):
         raise ConfigError(
             f"devices is {count}, but jax finds only {len(available)} {jax.default_backend()} "

@@ -23,6 +23,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from spmdrl.parallel.mesh import host_device
+from spmdrl.parallel.platforms import likes
 
 __all__ = [
     "allgather", "allgather_after", "allreduce", "allreduce_after", "reaches_device",
@@ -35,7 +36,7 @@ Comm = Any
 
 def reaches_device() -> bool:
     """Whether MPI can be called inside a program on the default device."""
-    if jax.default_backend() == "cpu":
+    if likes(jax.default_backend()).mpi_reads_memory:
         return True
     import mpi4jax
 

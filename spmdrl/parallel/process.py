@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 from spmdrl.config import Config
 from spmdrl.parallel.compile_cache import open_cache
+from spmdrl.parallel.gpus import gpu_settings
 from spmdrl.parallel.roles import learners_here, role_of
-from spmdrl.parallel.topology import LaunchError, Topology, all_gpus, cores, threads_per_rank
+from spmdrl.parallel.topology import Topology, all_gpus, cores, threads_per_rank
 
 __all__ = ["SAME_BITS_FLAG", "prepare_process", "prepare_run", "settings"]
 
@@ -68,7 +69,7 @@ def prepare_process(
     # OpenBLAS, which initialises the networks, would spin on all cores at once for every rank.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _keep_freed_memory()
-    _own_gpus(sharing or topology, devices)
+    os.environ.update(gpu_settings(sharing or topology, devices, os.environ, all_gpus()))
     open_cache()
 
 
@@ -90,12 +91,16 @@ def _keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, most)
 
 
+_SHOWN_VARIABLES = ("XLA_FLAGS", "NPROC", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+                    "XLA_PYTHON_CLIENT_MEM_FRACTION")  # fmt: skip
+
+
 def settings(threads: int) -> str:
     """What holds for this process, for the log; each can be set in the environment instead."""
     shown = [f"{threads} simulation thread(s)", f"cores {_ranges(os.sched_getaffinity(0))}"]
     shown += [
         f"{name}={os.environ[name]}"
-        for name in ("XLA_FLAGS", "NPROC", "OPENBLAS_NUM_THREADS", *_MALLOC_VARIABLES)
+        for name in (*_SHOWN_VARIABLES, *_MALLOC_VARIABLES)
         if os.environ.get(name)
     ]
     return ", ".join(shown)
@@ -110,19 +115,3 @@ def _ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([n])
     return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-
-
-def _own_gpus(topology: Topology, devices: int) -> None:
-    """Give each of several local ranks its own share of the visible GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(all_gpus()))
-    if topology.local_size == 1 or "," not in visible:
-        return
-    ids = visible.split(",")
-    share = devices or len(ids) // topology.local_size
-    mine = ids[topology.local_rank * share : (topology.local_rank + 1) * share]
-    if not mine:
-        raise LaunchError(
-            f"no GPU is left for local rank {topology.local_rank} of {topology.local_size} in "
-            f"CUDA_VISIBLE_DEVICES={visible}; start fewer ranks or lower --devices"
-        )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)

@@ -68,6 +68,11 @@ def layout_of(config: Config, ranks: int) -> Layout | None:
             f"roles go with allreduce between the learners, not with sync.strategy "
             f"{config.sync.strategy}; leave --sync.strategy out"
         )
+    if config.eval.every:
+        raise ConfigError(
+            "eval.every plays on rank 0, which only learns and makes no environments; leave it "
+            "out, and play checkpoints by spmdrl.evaluate"
+        )
     learned = ids_of_ranks(config, config.learners)
     acted = _by_sizes(config, actors) if config.actor_envs else _evenly(config, learned, actors)
     layout = Layout(tuple(learned), tuple(acted))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -12,12 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from spmdrl.config import ConfigError
+from spmdrl.config import EXIT_BAD_INPUT, EXIT_STOPPED, ConfigError
+from spmdrl.parallel.ending import Ending
+from spmdrl.parallel.job_folder import JOB_MARK, start_folder
+from spmdrl.parallel.ports import confine_launcher
+from spmdrl.parallel.relay import Relay
 from spmdrl.parallel.topology import CHILD_MARK, TERMINAL_MARK, cores
 
 __all__ = ["SHARED_MARK", "end_with_parent", "find_mpirun", "mpirun_command", "spawn"]
 
 SHARED_MARK = "SPMDRL_SHARED_CORES"  # set where several runs share this machine
+
+EXPECTED = (0, EXIT_BAD_INPUT, EXIT_STOPPED)  # codes with which ranks end of their own will
 
 SAVING = "saving a checkpoint, then stopping (again: stop at once)"
 
@@ -33,30 +40,42 @@ def spawn(nprocs: int, module: str, argv: Sequence[str], on_interrupt: str = SAV
         raise ConfigError("--nprocs cannot be used inside a run started by --nprocs")
     command = [*mpirun_command(nprocs), sys.executable, "-m", module, *argv]
     terminal = "1" if sys.stdout.isatty() else "0"
-    environment = os.environ | {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal}
+    ending = Ending()
+    marks = {CHILD_MARK: str(nprocs), TERMINAL_MARK: terminal, JOB_MARK: secrets.token_hex(8)}
+    environment = os.environ | marks | ending.marks
     child = subprocess.Popen(
-        command, env=environment, start_new_session=True, preexec_fn=end_with_parent
-    )
+        command, env=environment, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=end_with_parent,
+    )  # fmt: skip
+    assert child.stderr is not None
+    relay = Relay(child.stderr)
+    confine_launcher(child.pid)
     interrupts = 0
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         nonlocal interrupts
         interrupts += number == signal.SIGINT
         if interrupts == 1 and number == signal.SIGINT:
-            os.write(2, f"Ctrl-C: {on_interrupt}\n".encode())
+            end = "" if sys.stdout.isatty() else "\n"  # which would tear the panel
+            os.write(2, f"Ctrl-C: {on_interrupt}{end}".encode())
         child.send_signal(signal.SIGTERM if interrupts > 1 else signal.SIGUSR1)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, hand_on)
-    code = child.wait()
-    code = 128 - code if code < 0 else code
-    if code == 128 + signal.SIGKILL:
-        print(
-            "spmdrl: a rank was killed (kill -9, or the machine ran out of memory). If nothing "
-            "above says which, it was in phase start",
-            file=sys.stderr,
-        )
-    return code
+    code = ending.read(child.wait())
+    relay.finish()
+    fault = code not in EXPECTED and interrupts < 2
+    _tidy_up(relay, nprocs, fault, start_folder(environment))
+    return 128 - code if code < 0 else code
+
+
+def _tidy_up(relay: Relay, ranks: int, fault: bool, folder: Path | None) -> None:
+    """Say who ended the job if nobody else could, and remove what killed ranks have left."""
+    said = relay.unreported(ranks, folder) if fault else ""
+    if said:
+        print(said, file=sys.stderr, flush=True)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_with_parent() -> None:
@@ -67,7 +86,7 @@ def end_with_parent() -> None:
 def mpirun_command(nprocs: int) -> list[str]:
     """mpirun with a binding that keeps the ranks out of each other's way."""
     # Ranks of one machine share memory. With TCP beside it each would listen on every interface.
-    command = [find_mpirun(), "-np", str(nprocs), "--mca", "btl", "self,sm"]
+    command = [find_mpirun(), "-np", str(nprocs), "--mca", "btl", "^tcp"]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
     # Two mpiruns side by side would bind their ranks to the same first cores.

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from spmdrl.config import EXIT_FAULT, ConfigError
+from spmdrl.parallel.ports import confine_rank
 from spmdrl.parallel.topology import LaunchError, Topology
 
 __all__ = ["MpiWorld", "World", "abort_all", "connect", "name_ranks"]
@@ -313,6 +314,7 @@ def connect(topology: Topology) -> World:
     """The world that the topology describes, checked against what MPI itself says."""
     if topology.size == 1:
         return World()
+    confine_rank(topology)
     world = MpiWorld()
     if (world.rank, world.size) != (topology.rank, topology.size):
         raise LaunchError(_mismatch(world, topology))

@@ -61,7 +61,7 @@ class ActingLoop:
         )  # fmt: skip
         self.phases = Phases(watchdog, config.sync)
         watchdog.waits_for = lambda: self.waiting
-        self.waiting = ""
+        self.waiting, self.patience = "", 2.0 * config.sync.start_timeout_s
         _, act_key, _ = run_keys(config)
         self.act_key = replicate(act_key, self.mesh)
 
@@ -82,7 +82,9 @@ class ActingLoop:
         """One rollout; False if no more are wanted."""
         phases, outbox = self.phases, self.outbox
         # The learner compiles in its first update, whose model is wanted so much later.
-        phases.begin(number, compiles=number <= self.first + self.config.lag + 1)
+        compiles = number <= self.first + self.config.lag + 1
+        phases.begin(number, compiles)
+        self.patience = 2.0 * phases.limit
         before = dict(phases.totals)
         with self.wait(f"model {outbox.version(number)} of rank {self.learner}, its learner"):
             model = outbox.model(number)
@@ -129,6 +131,6 @@ class ActingLoop:
     def wait(self, whom: str) -> Iterator[None]:
         """The learner may have an update and a checkpoint to finish first."""
         self.waiting = whom
-        with self.phases("wait", times=2.0):
+        with self.phases("wait", limit=self.patience):
             yield
         self.waiting = ""

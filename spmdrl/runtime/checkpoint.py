@@ -13,7 +13,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from spmdrl.config import parse_json
 from spmdrl.runtime.files import (
     fsync,
     is_plain_file,
+    make_folder,
     read_json,
     read_plain,
     replace_file,
@@ -188,7 +189,7 @@ class Checkpointer:
         return self.folder / name_of(step)
 
     def save(self, snapshot: Snapshot) -> None:
-        self.folder.mkdir(exist_ok=True)  # not its parents: a vanished run must not come back empty
+        make_folder(self.folder)  # not its parents: a vanished run must not come back empty
         write_snapshot(self.path(snapshot.step), snapshot)
         self._prune()
 
@@ -226,12 +227,14 @@ class Checkpointer:
             shutil.rmtree(stale, ignore_errors=True)
 
     def _best(self, steps: list[int]) -> int | None:
-        returns = {}
-        for step in steps:
-            value = self.meta(step).get("return_mean")
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                returns[step] = value
+        """By evaluation where there was any, else by the return in training."""
+        metas = {step: self.meta(step) for step in steps}
+        returns = _scores(metas, "eval_return_mean") or _scores(metas, "return_mean")
         return max(returns, key=lambda s: (returns[s], s)) if returns else None
+
+    def best_evaluation(self) -> float | None:
+        metas = {step: self.meta(step) for step in self.steps()}
+        return max(_scores(metas, "eval_return_mean").values(), default=None)
 
     def meta(self, step: int) -> dict[str, Any]:
         """What a checkpoint says of itself; empty if that cannot be read."""
@@ -239,3 +242,13 @@ class Checkpointer:
 
     def best_step(self) -> int | None:
         return self._best(self.steps())
+
+
+def _scores(metas: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, float]:
+    """That of each checkpoint which has one."""
+    found = {step: meta.get(name) for step, meta in metas.items()}
+    return {
+        step: float(value)
+        for step, value in found.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }

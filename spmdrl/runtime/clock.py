@@ -30,7 +30,7 @@ class Phases:
 
     def __init__(self, watchdog: Watchdog, limits: SyncConfig):
         self._watchdog, self._limits = watchdog, limits
-        self._step, self._limit = 0, limits.start_timeout_s
+        self._step, self.limit = 0, limits.start_timeout_s
         self._since = time.perf_counter()
         self._seconds: dict[str, float] = collections.defaultdict(float)
         self.totals: dict[str, float] = collections.defaultdict(float)  # since the start
@@ -38,12 +38,12 @@ class Phases:
     def begin(self, step: int, compiles: bool) -> None:
         """The update that the next phases belong to; one that compiles may take longer."""
         self._step = step
-        self._limit = self._limits.start_timeout_s if compiles else self._limits.phase_timeout_s
+        self.limit = self._limits.start_timeout_s if compiles else self._limits.phase_timeout_s
 
     @contextlib.contextmanager
-    def __call__(self, name: str, times: float = 1.0) -> Iterator[None]:
-        """`times` the usual limit, where several phases of another rank are waited for."""
-        self._watchdog.enter(name, self._step, times * self._limit)
+    def __call__(self, name: str, limit: float | None = None) -> Iterator[None]:
+        """`limit`: the seconds it may last, where that is not what every phase may."""
+        self._watchdog.enter(name, self._step, limit or self.limit)
         start = time.perf_counter()
         try:
             yield
@@ -78,12 +78,20 @@ class Rate:
         self._update = update
         sps = steps / max(seconds, 1e-9)
         self._intervals += 1
-        # The first interval holds the compilation; it would spoil the estimate for long.
-        self._smooth = sps if self._intervals <= 2 else 0.9 * self._smooth + 0.1 * sps
+        if self._intervals == 2:
+            self._smooth = sps
+        elif self._intervals > 2:
+            self._smooth = 0.9 * self._smooth + 0.1 * sps
         left = (self._config.num_updates - update) * self._config.batch_size
         return {
             "progress/update": update,
             "progress/steps": update * self._config.batch_size,
-            "progress/eta_s": left / self._smooth,
+            "progress/eta_s": self._eta(left),
             "perf/sps": sps,
         }
+
+    def _eta(self, left: int) -> float | None:
+        """Seconds; unknown after the first interval, which holds the compilation."""
+        if left and not self._smooth:
+            return None
+        return left / self._smooth if left else 0.0

@@ -1,6 +1,7 @@
 """What may be executed for a run that somebody else may have made.
 
-A run directory names the user's environment, and its `code.json` the config file that brings it.
+A run directory names the user's environment and network, and its `code.json` the config file that
+brings them.
 Neither is executed or imported unless the user asks for it: by `--config FILE`, his own file, or by
 `--trust`, whatever the run names.
 """
@@ -14,7 +15,14 @@ from pathlib import Path
 from spmdrl.config import Config, ConfigError, EnvConfig, own_code, read_file
 from spmdrl.envs.ids import check_id
 from spmdrl.envs.origin import named_code, needs_own_code
-from spmdrl.runtime.provenance import Code, changed_since, find_code, read_code
+from spmdrl.runtime.provenance import (
+    Code,
+    changed_since,
+    code_named,
+    find_code,
+    needs_code,
+    read_code,
+)
 
 __all__ = ["Consent", "bring_code", "trust_words"]
 
@@ -50,20 +58,20 @@ class Consent:
 def bring_code(
     config: Config, code: Code | None, where: str | Path, consent: Consent
 ) -> Code | None:
-    """Execute what the environments need, as far as the user has allowed it, and check their id.
+    """Execute what environments and network need, as far as the user has allowed it, and check the
+    id of the environments.
 
     `code` is what `where`, a run directory or a recording, says about it. Returns what is to be
     recorded in its place. Where consent is missing, ConfigError has the command to paste.
     """
-    env = config.env
-    needed = needs_own_code(env) or (code is not None and code.needed)
+    needed = needs_code(config) or (code is not None and code.needed)
     if consent.config:
-        _execute_given(consent.config, env, where, consent)
+        _execute_given(consent.config, config, where, consent)
     elif consent.trust:
-        _execute_recorded(env, code, where, consent)
+        _execute_recorded(config, code, where, consent)
     elif needed:
-        raise ConfigError(_refusal(env, code, where, consent))
-    _check_id(env, needed, consent)
+        raise ConfigError(_refusal(config, code, where, consent))
+    _check_id(config.env, needed, consent)
     return find_code(config) if consent.config or consent.trust else code
 
 
@@ -77,10 +85,10 @@ def trust_words(run_dir: str | Path) -> list[str]:
 # Executing
 
 
-def _execute_given(file: str, env: EnvConfig, where: str | Path, consent: Consent) -> None:
+def _execute_given(file: str, config: Config, where: str | Path, consent: Consent) -> None:
     """The user's file; the run may then have what this names as well, and nothing else."""
     own = read_file(file)
-    unknown = set(named_code(env)) - set(named_code(own.env))
+    unknown = set(code_named(config)) - set(code_named(own))
     if unknown and not consent.trust:
         raise ConfigError(
             f"{where} uses {_listed(sorted(unknown))}, which {file} does not name; "
@@ -89,18 +97,18 @@ def _execute_given(file: str, env: EnvConfig, where: str | Path, consent: Consen
 
 
 def _execute_recorded(
-    env: EnvConfig, code: Code | None, where: str | Path, consent: Consent
+    config: Config, code: Code | None, where: str | Path, consent: Consent
 ) -> None:
     own_code.search_in_cwd()
-    named = [f"importing {_listed(named_code(env))}"] if named_code(env) else []
+    named = [f"importing {_listed(code_named(config))}"] if code_named(config) else []
     if code is None or code.config is None:
-        if needs_own_code(env) and not named:
-            raise ConfigError(_refusal(env, None, where, consent))
+        if needs_code(config) and not named:
+            raise ConfigError(_refusal(config, None, where, consent))
         _announce(named, [], consent)
         return
     file = code.config.file
     if not _is_there(file):
-        raise ConfigError(_refusal(env, code, where, consent))
+        raise ConfigError(_refusal(config, code, where, consent))
     own_code.search_in(folder for folder in code.folders if Path(folder).is_dir())
     _announce([f"executing {file!r}", *named], changed_since(code), consent)
     try:
@@ -135,18 +143,27 @@ def _is_there(file: str) -> bool:
 # Words. Names are quoted: a stranger may have put anything into them.
 
 
-def _refusal(env: EnvConfig, code: Code | None, where: str | Path, consent: Consent) -> str:
-    uses = f"{where} uses {_environment(env)}"
+def _refusal(config: Config, code: Code | None, where: str | Path, consent: Consent) -> str:
+    uses = f"{where} uses {_whose(config)}"
     if code is not None and code.config is not None:
         file = code.config.file
         if not _is_there(file):
             gone = f"{uses} from {file!r}, which is not there"
             return f"{gone}; name the file that brings it: {consent.with_config}"
         return f"{uses} from {file!r}; to execute that code: {consent.with_trust}"
-    if named_code(env):
+    if code_named(config):
         return f"{uses}; to import that code: {consent.with_trust}"
     unsaid = f"{uses}, and does not say where it came from"
     return f"{unsaid}; name the config file that brings it: {consent.with_config}"
+
+
+def _whose(config: Config) -> str:
+    """What of the run is the user's own."""
+    network = own_code.own_network(config.net.torso)
+    parts = [f"the network {network!r}"] if network else []
+    if needs_own_code(config.env) or not parts:
+        parts = [_environment(config.env), *parts]
+    return " and ".join(parts)
 
 
 def _environment(env: EnvConfig) -> str:

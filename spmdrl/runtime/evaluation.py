@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spmdrl.acting.player import PlayedStep, make_chooser, play_steps
-from spmdrl.config import Config, ConfigError
+from spmdrl.config import Config, ConfigError, EvalConfig
 from spmdrl.runtime.files import write_json
 from spmdrl.runtime.models import load_model
+from spmdrl.runtime.video import Video
 
-__all__ = ["EVAL_FILE", "Finished", "play", "spread", "summarize", "write_result"]
+if TYPE_CHECKING:  # they bring flax, and input is checked before that is loaded
+    from spmdrl.envs.base import EnvBatch
+    from spmdrl.nets import Policy
+
+__all__ = [
+    "EVAL_FILE", "Finished", "make_envs", "play", "play_in", "spread", "statistics", "summarize",
+    "write_result",
+]  # fmt: skip
 
 EVAL_FILE = "eval.json"
 
@@ -41,33 +49,47 @@ class Finished:
         return [found[i] for i in range(each) for found in self.episodes if len(found) > i]
 
 
-def play(
-    config: Config, checkpoint: Path, frames: list[Any] | None = None
-) -> list[tuple[float, int]]:
-    """`(return, length)` of the evaluation's episodes.
+def play(config: Config, checkpoint: Path, frames: Video | None = None) -> list[tuple[float, int]]:
+    """`(return, length)` of the evaluation's episodes, see `play_in`.
 
-    Every environment plays the same number of episodes: taking the first to finish would prefer
-    short ones. Appends pictures of the first environment's first episode to `frames`.
+    `frames` get the first environment's first episode.
     """
-    from spmdrl.envs import make_env
-
-    wanted = config.eval
-    num_envs = min(wanted.num_envs, wanted.episodes)
-    env = make_env(_played(config, draw=frames is not None), range(num_envs))
+    env, wanted = make_envs(config, draw=frames is not None), config.eval
     policy, variables = load_model(config, env.spec, checkpoint)
     choose = make_chooser(policy, variables, wanted.deterministic, wanted.seed)
-    each, finished = -(-wanted.episodes // num_envs), Finished(num_envs)
-    for step in play_steps(env, policy, choose, range(num_envs), wanted.max_steps):
-        if frames is not None and not finished.episodes[0]:
-            frames.append(env.render())
-        finished.add(step)
-        if finished.fewest() >= each:
-            break
+    episodes = play_in(env, policy, choose, wanted, frames)
     env.close()
-    episodes = finished.in_turns(each)[: wanted.episodes]
     if not episodes:
         raise ConfigError(f"no episode ended within eval.max_steps {wanted.max_steps}")
     return episodes
+
+
+def make_envs(config: Config, draw: bool = False, threads: int = 1) -> EnvBatch:
+    """The environments of an evaluation."""
+    from spmdrl.envs import make_env
+
+    num_envs = min(config.eval.num_envs, config.eval.episodes)
+    return make_env(_played(config, draw), range(num_envs), threads)
+
+
+def play_in(
+    env: EnvBatch,
+    policy: Policy,
+    choose: Callable[..., Any],
+    wanted: EvalConfig,
+    frames: Video | None = None,
+    enough: Callable[[], bool] = lambda: False,
+) -> list[tuple[float, int]]:
+    """Every environment plays the same number of episodes: taking the first to finish would prefer
+    short ones. `enough` can end it before."""
+    each, finished = -(-wanted.episodes // env.num_envs), Finished(env.num_envs)
+    for step in play_steps(env, policy, choose, range(env.num_envs), wanted.max_steps):
+        if frames is not None and not finished.episodes[0]:
+            frames.append(env.render())
+        finished.add(step)
+        if finished.fewest() >= each or enough():
+            break
+    return finished.in_turns(each)[: wanted.episodes]
 
 
 def _played(config: Config, draw: bool) -> Config:
@@ -80,23 +102,30 @@ def _played(config: Config, draw: bool) -> Config:
 def summarize(
     episodes: Sequence[tuple[float, int]], config: Config, checkpoint: Path
 ) -> dict[str, Any]:
-    """What `eval.json` holds. One episode has neither a deviation nor an interval."""
-    returns = np.array([r for r, _ in episodes])
-    mean, std, interval = float(returns.mean()), None, None
-    if len(returns) > 1:
-        std = float(returns.std(ddof=1))
-        half = 1.96 * std / len(returns) ** 0.5
-        interval = [mean - half, mean + half]
+    """What `eval.json` holds."""
+    found = statistics(episodes)
+    interval = None
+    if found["return_std"] is not None:
+        half = 1.96 * found["return_std"] / len(episodes) ** 0.5
+        interval = [found["return_mean"] - half, found["return_mean"] + half]
     return {
         "checkpoint": checkpoint.name,
-        "episodes": len(returns),
         "deterministic": config.eval.deterministic,
         "seed": config.eval.seed,
-        "return_mean": mean,
-        "return_std": std,
+        **found,
         "return_ci95": interval,
+        "returns": [r for r, _ in episodes],
+    }
+
+
+def statistics(episodes: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    """One episode has neither a deviation nor an interval."""
+    returns = np.array([r for r, _ in episodes])
+    return {
+        "episodes": len(returns),
+        "return_mean": float(returns.mean()),
+        "return_std": float(returns.std(ddof=1)) if len(returns) > 1 else None,
         "length_mean": float(np.mean([n for _, n in episodes])),
-        "returns": returns.tolist(),
     }
 
 

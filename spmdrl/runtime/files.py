@@ -21,6 +21,7 @@ __all__ = [
     "fsync",
     "is_plain_file",
     "last_rows",
+    "make_folder",
     "open_plain",
     "read_json",
     "read_metrics",
@@ -79,6 +80,16 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(path: Path, parents: bool = False) -> None:
+    """A folder whose name is on the disk when this returns; one that is there already is fine."""
+    if parents and not path.parent.exists():
+        make_folder(path.parent, parents=True)
+    if not path.is_dir():
+        path.mkdir(exist_ok=True)
+        with contextlib.suppress(PermissionError):  # a parent that may be written but not read
+            fsync(path.parent)
 
 
 def _beside(file: Path) -> Path:

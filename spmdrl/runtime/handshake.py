@@ -6,10 +6,12 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+from jaxlib import _jax
 
 from spmdrl.config import Config
 from spmdrl.parallel.ids import ids_of_ranks
@@ -98,7 +100,19 @@ def start_jax_distributed(topology: Topology, world: World) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # By itself the coordinator, which asks nobody who he is, would listen on every interface.
     bind = address if here else None
+    if here:
+        _keep_gloo_on_loopback()
     jax.distributed.initialize(address, world.size, world.rank, coordinator_bind_address=bind)
+
+
+def _keep_gloo_on_loopback() -> None:
+    """Else it listens where the name of this host leads, which may be a network.
+
+    jax makes it without a way to say so; a version that makes it otherwise is left alone.
+    """
+    make = getattr(_jax, "make_gloo_tcp_collectives", None)
+    if make is not None:
+        _jax.make_gloo_tcp_collectives = partial(make, hostname="127.0.0.1")
 
 
 def share_run(config: Config, world: World) -> RunDir:

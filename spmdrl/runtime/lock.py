@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from spmdrl.config import ConfigError
+from spmdrl.config import ConfigError, parse_json
+from spmdrl.runtime.files import read_plain
 
-__all__ = ["LOCK_NAME", "check_free", "release", "take"]
+__all__ = ["LOCK_NAME", "check_free", "is_taken", "release", "take"]
 
 LOCK_NAME = ".lock"
 REQUEUE_WAIT_S = 60.0  # Slurm may start a requeued job while the old one is still ending
@@ -39,7 +40,7 @@ def take(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
 
 def check_free(folder: Path, environ: Mapping[str, str] = os.environ) -> None:
     """ConfigError where another process has the directory; changes nothing."""
-    _wait_or_refuse(folder, environ, lambda: not _is_taken(folder))
+    _wait_or_refuse(folder, environ, lambda: _is_mine(folder) or not is_taken(folder))
 
 
 def release(folder: Path) -> None:
@@ -90,22 +91,30 @@ def _try_take(folder: Path) -> bool:
     return True
 
 
-def _is_taken(folder: Path) -> bool:
+def is_taken(folder: Path) -> bool | None:
+    """Whether a process has the directory; None where nobody can tell."""
     file = folder / LOCK_NAME
-    if not file.is_file() or _identity(file) in _held:
-        return False
+    if not file.is_file():
+        return None
+    if _identity(file) in _held:
+        return True
     wish = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return False  # whoever takes it will say why that cannot be done
+        return None  # whoever takes it will say why that cannot be done
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, wish)
     except OSError:
-        return False
+        return None
     finally:
         os.close(descriptor)
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+def _is_mine(folder: Path) -> bool:
+    file = folder / LOCK_NAME
+    return file.is_file() and _identity(file) in _held
 
 
 def _identity(file: Path) -> tuple[int, int]:
@@ -125,11 +134,11 @@ def _about_me() -> dict[str, Any]:
 def _owner(folder: Path) -> str:
     """Who holds the lock, by what it wrote there."""
     try:
-        found = json.loads((folder / LOCK_NAME).read_text())
+        found = parse_json(read_plain(folder / LOCK_NAME, 10_000))
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["time"]))
         job = f" (Slurm job {found['slurm_job']})" if found["slurm_job"] else ""
         return f"pid {found['pid']} on {found['host']} since {since}{job}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return "another process"  # which has it since this very moment
 
 

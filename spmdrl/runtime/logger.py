@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from spmdrl.config import Config
+from spmdrl.config import Config, to_json
 from spmdrl.runtime.clock import Row
 from spmdrl.runtime.console import Console, make_console
 from spmdrl.runtime.files import (
@@ -108,7 +108,7 @@ class NullLogger:
     def write(self, row: Row) -> None: ...
     def rewind(self, update: int) -> None: ...
     def flush(self) -> None: ...
-    def close(self, summary: Mapping[str, Any] | None = None) -> None: ...
+    def close(self, summary: Mapping[str, Any] | None = None, last: str = "") -> None: ...
 
 
 class Logger(NullLogger):
@@ -160,11 +160,14 @@ class Logger(NullLogger):
     def _say_unwritten(self, path: Path, error: OSError) -> None:
         self._console.say(f"warning: {path} cannot be written: {error}; trying again with each row")
 
-    def close(self, summary: Mapping[str, Any] | None = None) -> None:
+    def close(self, summary: Mapping[str, Any] | None = None, last: str = "") -> None:
+        """`last` is said after everything else: below the panel, not above it."""
         if summary is not None:
             write_json(self._dir / "summary.json", summary)
         self._writers.close()
         self._console.close(summary)
+        if last:
+            self.info(last)
         self._metrics.close()
         self._log.close()
 
@@ -215,10 +218,13 @@ def make_logger(config: Config, run_dir: Path, run_id: str, rank: int) -> NullLo
 
 
 class TensorBoardWriter:
-    def __init__(self, run_dir: Path):
+    """Every number of every row by its name, over environment steps; and the config as text."""
+
+    def __init__(self, run_dir: Path, config: Config):
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(run_dir / "tb"))
+        self._writer.add_text("config", "```json\n" + to_json(config) + "\n```", 0)
 
     def write(self, row: Row) -> None:
         step = int(row["progress/steps"] or 0)
@@ -231,13 +237,13 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    def __init__(self, project: str, run_id: str, config: Config):
-        import dataclasses
+    """The same rows and config; a resumed run goes on in the same one there."""
 
+    def __init__(self, project: str, run_id: str, config: Config):
         import wandb
 
         self._run = wandb.init(
-            project=project, id=run_id, resume="allow", config=dataclasses.asdict(config)
+            project=project, id=run_id, resume="allow", config=json.loads(to_json(config))
         )
 
     def write(self, row: Row) -> None:
@@ -254,7 +260,7 @@ class Writers:
         self._warn = warn
         self._open: dict[str, Any] = {}
         if config.log.tensorboard:
-            self._begin("TensorBoard", lambda: TensorBoardWriter(run_dir))
+            self._begin("TensorBoard", lambda: TensorBoardWriter(run_dir, config))
         if config.log.wandb:
             project = config.log.wandb
             self._begin("W&B", lambda: WandbWriter(project, run_id, config))

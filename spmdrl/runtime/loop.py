@@ -16,6 +16,7 @@ from spmdrl.parallel.guards import NotFinite, NotFiniteError, assert_in_sync
 from spmdrl.parallel.mesh import commit
 from spmdrl.runtime.build import Trainer
 from spmdrl.runtime.clock import Every, Phases, Rate, Row
+from spmdrl.runtime.evaluator import Evaluator
 from spmdrl.runtime.logger import EpisodeStats, NullLogger
 from spmdrl.runtime.meeting import Meeting
 from spmdrl.runtime.saver import Saver
@@ -67,14 +68,17 @@ class TrainingLoop:
         rounds = trainer.learner.num_gradients
         self.comm = CommMeter(self.config.sync, self.world, trainer.state.params, rounds)
         self.meeting = Meeting(self.world)
+        self.evaluator = Evaluator(self.config, self.world, stop, logger, self.saver)
+        self.evaluator.resume(self.saver.restored, self.stats)
         watchdog.waits_for = trainer.collector.waits_for
-        trainer.collector.begin(trainer.state, self.first)
+        over = self.first >= self.last or bool(self.evaluator.reached)
+        trainer.collector.begin(trainer.state, self.first, over)
 
     def train(self) -> dict[str, Any]:
         """Train to the end; the summary of the run."""
         started, phases, trainer = time.perf_counter(), self.phases, self.trainer
         source = trainer.collector
-        for step in range(self.first, self.last):
+        for step in range(self.first, self.first if self.evaluator.reached else self.last):
             phases.begin(step, compiles=step == self.first)
             with phases(source.phase):
                 rollout, episodes = trainer.collect()
@@ -84,17 +88,20 @@ class TrainingLoop:
             with phases("update"):
                 more = step + 1 < self.last and not self.should_renew(step)
                 report = trainer.learn(rollout, ahead=self.config.collects_ahead and more)
-                source.publish(trainer.state, stopping, last=step + 1 == self.last)
             if step == self.first:
                 settle_process(self.publishes)
             self.guard_numbers(report, step)
             self.stats.add(*self.meeting.gather_episodes(episodes))
             self.comm.tick(step)
+            self.evaluator.tick(step, trainer.state, self.stats, phases)
+            self.publish(step, stopping)
             self.log(step, report)
             self.advise(step)
             self.check(step)
             self.renew(step)
             self.save(step, stopping)
+            if self.evaluator.reached:
+                break
             if stopping and step + 1 < self.last:
                 self.leave()
                 raise Stopped(f"stopped on request after update {step + 1} of {self.last}")
@@ -110,6 +117,12 @@ class TrainingLoop:
                 error.add_note(f"They came from the environments of {whose}.")
             raise
 
+    def publish(self, step: int, stopping: bool) -> None:
+        """The new model, for ranks that only act; they must know whether it is the last."""
+        last = step + 1 == self.last or bool(self.evaluator.reached)
+        with self.phases("update"):
+            self.trainer.collector.publish(self.trainer.state, stopping, last)
+
     def leave(self) -> None:
         """Environments are closed; ranks that only act have been told, and have answered."""
         with self.phases("wait"):
@@ -120,13 +133,14 @@ class TrainingLoop:
     # -- tasks, each when it is due
 
     def log(self, step: int, report: Report) -> None:
-        if not self.should_log(step):
+        evaluator = self.evaluator
+        if not (self.should_log(step) or evaluator.row or evaluator.reached):
             return
         self.phases.add(self.trainer.collector.watch.read())
         seconds, total = self.phases.read()
         row = self.rate.row(step + 1, total) | self.stats.row() | to_floats(report.metrics)
         row |= time_row(seconds, total)
-        row |= self.comm.row(self.meeting.seconds(), seconds["update"])
+        row |= self.comm.row(self.meeting.seconds(), seconds["update"]) | evaluator.row
         row |= self.trainer.collector.row(total)
         self.logger.write(row)
 
@@ -151,26 +165,27 @@ class TrainingLoop:
             self.saver.forget_actions()
 
     def save(self, step: int, stopping: bool) -> None:
-        must = stopping or step + 1 == self.last
-        if must or self.should_save(step):
+        trainer, evaluator = self.trainer, self.evaluator
+        must = stopping or step + 1 == self.last or evaluator.reached is not None
+        if must or self.should_save(step) or evaluator.is_best:
             with self.phases("save"):
-                trainer = self.trainer
-                self.saver.save(trainer.state, trainer.collector, self.stats, must)
+                saved = (trainer.state, trainer.collector, self.stats)
+                self.saver.save(*saved, must, evaluator.score)
 
     def summary(self, seconds: float) -> dict[str, Any]:
         """Seconds and speed are this process's: a resumed run did not do the updates before."""
-        config = self.config
+        batch, done = self.config.batch_size, int(self.trainer.state.step)
         return {
-            "env_steps": config.num_updates * config.batch_size,
-            "updates": config.num_updates,
+            "env_steps": done * batch,
+            "updates": done,
             "wall_s": seconds,
-            "sps": (self.last - self.first) * config.batch_size / seconds,
+            "sps": (done - self.first) * batch / seconds,
             "episode_return_mean": self.stats.row()["episode/return_mean"],
             "episode_count": self.stats.count,
             "params_sha256": params_sha256(jax.device_get(self.trainer.state.params)),
             "world_size": self.world.size,
             "devices": self.trainer.devices,
-        }
+        } | self.evaluator.summary()
 
 
 def settle_process(publishes: bool) -> None:

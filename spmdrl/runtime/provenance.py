@@ -20,8 +20,8 @@ from spmdrl.envs.origin import named_code, needs_own_code
 from spmdrl.runtime.files import read_json, write_json
 
 __all__ = [
-    "CODE_FILE", "Code", "Source", "changed_files", "changed_since", "code_from_json", "find_code",
-    "read_code", "write_code",
+    "CODE_FILE", "Code", "Source", "changed_files", "changed_since", "code_from_json", "code_named",
+    "find_code", "needs_code", "read_code", "write_code",
 ]  # fmt: skip
 
 CODE_FILE = "code.json"
@@ -46,7 +46,7 @@ class Code:
     """Where its modules were found."""
     modules: tuple[Source, ...]
     needed: bool
-    """Whether the environments cannot be made without it."""
+    """Whether environments or network cannot be made without it."""
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -71,8 +71,19 @@ def find_code(config: Config) -> Code:
         modules=tuple(
             Source(name, str(file), sha256(file)) for name, file in sorted(_modules(config).items())
         ),
-        needed=needs_own_code(config.env),
+        needed=needs_code(config),
     )
+
+
+def code_named(config: Config) -> list[str]:
+    """What the config itself names as `module:thing` of the user's."""
+    network = own_code.own_network(config.net.torso)
+    return [*named_code(config.env), *([network] if network else [])]
+
+
+def needs_code(config: Config) -> bool:
+    """Whether a policy of this config can only be played with code of the user's."""
+    return needs_own_code(config.env) or bool(own_code.own_network(config.net.torso))
 
 
 def _modules(config: Config) -> dict[str, Path]:
@@ -81,7 +92,7 @@ def _modules(config: Config) -> dict[str, Path]:
     The latter may be loaded later, and only by the processes that hold the environments.
     """
     found = {name: file for name, file in _loaded() if _is_own(name, file)}
-    for named in named_code(config.env):
+    for named in code_named(config):
         found |= _located(named.rpartition(":")[0])
     for module in [type(config.algo).__module__, *_registered(config.env)]:
         found |= {name: file for name, file in _located(module).items() if _is_own(name, file)}

@@ -16,7 +16,14 @@ from typing import Literal
 from spmdrl.config import AlgoConfig, Config, ConfigError, changes, from_json, to_json
 from spmdrl.config.rules import check_fields
 from spmdrl.runtime import lock
-from spmdrl.runtime.files import read_json, read_plain, replace_text, set_aside, write_json
+from spmdrl.runtime.files import (
+    make_folder,
+    read_json,
+    read_plain,
+    replace_text,
+    set_aside,
+    write_json,
+)
 from spmdrl.runtime.hints import suggested
 from spmdrl.runtime.provenance import CODE_FILE, Code, changed_files, read_code, write_code
 
@@ -91,7 +98,7 @@ def _make_and_lock(path: Path, restart: bool) -> None:
     try:
         if restart and path.exists():
             _move_aside(path)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path, parents=True)
         lock.take(path)
     except OSError as error:
         raise _unwritable(path, error) from error

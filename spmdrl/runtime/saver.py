@@ -33,7 +33,7 @@ from spmdrl.runtime.checkpoint import (
     to_named,
     write_file,
 )
-from spmdrl.runtime.files import is_plain_file
+from spmdrl.runtime.files import is_plain_file, make_folder
 from spmdrl.runtime.logger import EpisodeStats, NullLogger
 from spmdrl.types import TrainState
 
@@ -55,6 +55,7 @@ class Job:
     actors: Arrays
     episodes: Any
     return_mean: float | None
+    evaluated: float | None
 
 
 class Saver:
@@ -83,14 +84,26 @@ class Saver:
         self._failures = 0
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self.restored: dict[str, Any] = {}  # what the checkpoint said that the run resumed from
+
+    @property
+    def best_evaluation(self) -> float | None:
+        """The highest mean return among the evaluated checkpoints."""
+        return self._checkpointer.best_evaluation()
 
     # -- saving
 
     def save(
-        self, state: TrainState, collector: Source, stats: EpisodeStats, must: bool = False
+        self,
+        state: TrainState,
+        collector: Source,
+        stats: EpisodeStats,
+        must: bool = False,
+        evaluated: float | None = None,
     ) -> None:
         """Every rank calls this; rank 0 writes, in the background unless it `must` be done.
 
+        `evaluated` is the mean return of an evaluation of this state, if there was one.
         A failure is a warning, and the next call tries again; one too many raises SaveError.
         """
         actors = self._gather(collector.named_state())
@@ -102,7 +115,8 @@ class Saver:
             self._unwritten.append(actions["actions"])
         mine = on_device(state, self._mesh.local_devices[0])
         host = jax.tree.map(np.array, mine)  # a copy: the next update overwrites its input
-        job = Job(host, actors, stats.to_json(), stats.row()["episode/return_mean"])
+        mean = stats.row()["episode/return_mean"]
+        job = Job(host, actors, stats.to_json(), mean, evaluated)
         self._writing = self._disk.submit(self._write, job)
         while must and not self._wait():
             time.sleep(1.0)
@@ -138,6 +152,7 @@ class Saver:
         meta = {
             "step": step,
             "return_mean": job.return_mean,
+            "eval_return_mean": job.evaluated,
             "episodes": job.episodes,
             "segments": self._segments,
             "params_sha256": params_sha256(host.params),
@@ -163,7 +178,7 @@ class Saver:
 
     def _add_segment(self, step: int, actions: np.ndarray) -> None:
         folder = self._run_dir / "replay"
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         data = save_bytes({"actions": np.ascontiguousarray(actions)})
         file = folder / f"actions-{step:08d}.safetensors"
         entry = {"file": file.name, "sha256": write_file(file, data)}
@@ -192,6 +207,7 @@ class Saver:
         self._logger.rewind(0 if meta is None else meta["step"])
         if meta is None:
             return state
+        self.restored = meta
         state = self._restore_learner(state, snapshot, meta["step"])
         stats.from_json(meta["episodes"])
         self._restore_actors(collector, snapshot, meta)

@@ -136,13 +136,13 @@ class Session:
         logger.info(header(trainer))
         logger.info(f"networks see {describe(config, trainer.collector.spec)}")
         logger.info(f"rank {world.rank}: {settings(threads)}")
+        logger.info("compiling: the first update takes longer than the others")
         summary = loop.train()
         logger.close(summary | {"run_dir": str(run.path), "command": self._again})
         self._write_status("finished")
 
     def stopped(self, stopped: Stopped) -> int:
-        self._logger.info(f"{stopped}; to resume: {self._again}")
-        self._logger.close()
+        self._logger.close(last=f"{stopped}; to resume: {self._again}")
         self._write_status("stopped", str(stopped))
         self._world.barrier()  # mpirun ends everyone as soon as the first leaves with a code
         return EXIT_STOPPED

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 
-from spmdrl.config import Config, ConfigError, OptimConfig
+from spmdrl.config import Config, ConfigError, OptimConfig, own_code
 from spmdrl.config.rules import check_fields
 from spmdrl.parallel.roles import layout_of
 
 __all__ = ["check_extras", "nearest_multiples", "validate"]
+
+MOST_UPDATES = 2**31 - 2  # counted in 32 bits; steps of the environments are not
 
 
 def validate(config: Config, size: int = 1, devices: int = 1) -> None:
@@ -24,7 +26,10 @@ def validate(config: Config, size: int = 1, devices: int = 1) -> None:
 
 
 def check_extras(config: Config) -> None:
-    """Raise ConfigError where the config asks for an optional package that is not installed."""
+    """Raise ConfigError where the config asks for an optional package that is not installed, or for
+    a network that is nowhere to be found."""
+    if network := own_code.own_network(config.net.torso):
+        own_code.check_module(network, "net.torso")
     wanted = {
         "log.tensorboard": ("tensorboardX", "tb", config.log.tensorboard),
         "log.wandb": ("wandb", "wandb", config.log.wandb),
@@ -56,6 +61,12 @@ def _check_run(config: Config) -> None:
             f"total_steps {config.total_steps} is less than one rollout "
             f"(env.num_envs {config.env.num_envs} x algo.num_steps {config.algo.num_steps} = "
             f"{config.batch_size}); nearest: {config.batch_size}"
+        )
+    if config.num_updates > MOST_UPDATES:
+        raise ConfigError(
+            f"total_steps {config.total_steps} are {config.num_updates} updates of "
+            f"{config.batch_size} steps, more than {MOST_UPDATES}; nearest: "
+            f"{MOST_UPDATES * config.batch_size}"
         )
     _check_schedule(config)
 

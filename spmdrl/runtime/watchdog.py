@@ -7,30 +7,28 @@ import contextlib
 import faulthandler
 import json
 import os
-import re
 import select
-import shutil
 import signal
 import socket
-import stat
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spmdrl.config import EXIT_FAULT
+from spmdrl.config import EXIT_FAULT, parse_json
 from spmdrl.envs.errors import EnvError
-from spmdrl.parallel.own_folder import cache_folder, own_folder, read_own, write_own
+from spmdrl.parallel.own_folder import read_own, write_own
+from spmdrl.parallel.place import PlaceFile, has_left, read_place, siblings
 
-__all__ = ["Watchdog", "is_running", "report_fault", "start_folder"]
+__all__ = ["Watchdog", "is_running", "report_fault"]
 
-DAY = 86400.0  # seconds
 LISTENING_S = 2.0  # four heartbeats
 
 
+BEAT = {"update": int, "phase": str, "host": str, "pid": int}  # and the time, for people
 TOLD = "hang-reported"  # files beside the heartbeats, one for each host
 
 
@@ -47,7 +45,9 @@ class Watchdog:
         self._rank, self._size = rank, size
         self.role = ""  # learner or actor, where ranks do not do both
         self.waits_for: Callable[[], str] = str  # whom this rank waits for, or nothing, as `str()`
-        self._folder, self._earlier = folder, folder
+        self._folder, self._earlier = folder, folder  # the second is the job's, on this host
+        self._place = PlaceFile(folder, rank)
+        self._siblings: dict[int, int] = {}  # rank: pid, of those that are starting on this host
         self._phase, self._update, self._limit = "start", 0, float("inf")
         self._since = time.monotonic()
         self._stop = threading.Event()
@@ -56,6 +56,8 @@ class Watchdog:
     def start(self) -> Watchdog:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._place.open()
+            self._place.write(self._update, self._phase)
             self._beat()
         # Python runs signal handlers between two lines of the main thread, which may be waiting
         # inside MPI; the number of the signal comes through this pipe at once.
@@ -80,6 +82,7 @@ class Watchdog:
     def enter(self, phase: str, update: int, limit: float) -> None:
         self._phase, self._update, self._limit = phase, update, limit
         self._since = time.monotonic()
+        self._place.write(update, phase)
 
     def where(self) -> str:
         return f"update {self._update}, phase {self._phase}"
@@ -88,6 +91,7 @@ class Watchdog:
         """Also before a rank leaves early: others must not conclude that it was killed."""
         self._stop.set()
         self._forget(self._folder)
+        self._place.leave()
 
     def _forget(self, folder: Path | None) -> None:
         if folder is not None:
@@ -101,8 +105,8 @@ class Watchdog:
             waited = time.monotonic() - self._since
             if waited > self._limit:
                 self._end(waited)
-            if signal.SIGTERM in self._new_signals():
-                self._report_killed()
+            if signal.SIGTERM in self._new_signals() and not self._stop.is_set():
+                self._report_killed()  # unless this rank is itself about to leave
 
     def _new_signals(self) -> bytes:
         """The signals of the next half second, as soon as there are any."""
@@ -110,6 +114,8 @@ class Watchdog:
         return os.read(self._signals, 100) if ready else b""
 
     def _beat(self) -> None:
+        if self._phase == "start" and self._size > 1:
+            self._siblings |= siblings()
         if self._folder is None:
             return
         beat = {
@@ -124,13 +130,19 @@ class Watchdog:
             write_own(_file(self._folder, self._rank), json.dumps(beat))
 
     def _read(self, rank: int) -> dict[str, Any] | None:
-        if self._folder is None or self._earlier is None:
-            return None
-        for folder in (self._folder, self._earlier):
+        for folder in filter(None, (self._folder, self._earlier)):
             with contextlib.suppress(OSError, ValueError):
-                beat: dict[str, Any] = json.loads(read_own(_file(folder, rank)))
-                return beat
+                beat = parse_json(read_own(_file(folder, rank)))
+                if isinstance(beat, dict) and all(type(beat.get(k)) is t for k, t in BEAT.items()):
+                    return beat | self._newer(rank, beat)
         return None
+
+    def _newer(self, rank: int, beat: dict[str, Any]) -> dict[str, Any]:
+        """Where a rank of this host has come to since its heartbeat."""
+        place = read_place(self._earlier, rank) if self._earlier is not None else None
+        if place is None or (beat["host"], beat["pid"]) != (socket.gethostname(), place.pid):
+            return {}
+        return {"update": place.update, "phase": place.phase}
 
     def _report_killed(self) -> None:
         """mpirun and srun end the others with TERM when one rank dies: say which, and where."""
@@ -138,23 +150,31 @@ class Watchdog:
             return  # ranks that reported a hang, or waited with them, are gone on purpose
         here = socket.gethostname()  # only its own host can tell whether a rank is gone
         beats = {rank: self._read(rank) for rank in range(self._size) if rank != self._rank}
-        local = {rank: beat for rank, beat in beats.items() if beat and beat["host"] == here}
+        local = self._unborn() | {
+            rank: beat for rank, beat in beats.items() if beat and beat["host"] == here
+        }
         dead = {rank: beat for rank, beat in local.items() if not is_running(beat["pid"])}
         if any(rank < self._rank for rank in local.keys() - dead.keys()):
             return  # one report is enough, and that rank makes it
         for rank, beat in dead.items():
             _say(
                 f"rank {rank} of {self._size}{in_brackets(beat.get('role', ''))} on {here} "
-                f"(pid {beat['pid']}) was killed in or just after update {beat['update']}, "
-                f"phase {beat['phase']}; the job ends. Start the same command again to "
-                "resume from the last checkpoint"
+                f"(pid {beat['pid']}) died (killed, or by os._exit) in update {beat['update']}, "
+                f"phase {beat['phase']}; the job ends. Start the same command again to resume from "
+                "the last checkpoint"
             )
         if not dead and self._phase == "start":
-            # A rank that dies in its first tenth of a second leaves no heartbeat.
-            _say(
-                f"rank {self._rank} of {self._size} on {here} received SIGTERM in phase start, "
-                "from you or because another rank has ended"
-            )
+            _say("received SIGTERM in phase start, from you or because a rank has ended")
+
+    def _unborn(self) -> dict[int, dict[str, Any]]:
+        """Ranks of this host that the launcher has started, as if they had given a heartbeat."""
+        if self._phase != "start" or (self._earlier and not self._earlier.is_dir()):
+            return {}  # they have met, or all have left: one without a heartbeat left in order
+        return {
+            rank: {"pid": pid, "update": 0, "phase": "start"}
+            for rank, pid in self._siblings.items()
+            if rank != self._rank and not (self._earlier and has_left(self._earlier, rank))
+        }
 
     def _end(self, waited: float) -> None:
         if not self._first_to_tell():
@@ -191,7 +211,7 @@ class Watchdog:
         """Who is behind, by the heartbeats: silent for long, or in the earliest phase."""
         if self._folder is None or self._size == 1:
             return ""
-        order = ["start", "collect", "send", "wait", "update", "check", "save"]
+        order = ["config", "start", "collect", "send", "wait", "update", "eval", "check", "save"]
         found = []
         silent = self._silent()
         for rank in range(self._size):
@@ -233,43 +253,6 @@ def _say(text: str) -> None:
 
 def _file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.json"
-
-
-def start_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where this job's ranks keep their heartbeats before there is a run; None if none is safe.
-
-    A rank that is killed while it still imports jax shall be named too. The job's name can be
-    guessed, so the folder stands where no other user can write.
-    """
-    job = environ.get("PMIX_NAMESPACE")
-    if job is None and "SLURM_STEP_ID" in environ:
-        job = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
-    if job is None:
-        return None
-    base = own_folder(_user_folder(environ), "jobs")
-    if base is None:
-        return None
-    _prune(base)
-    return own_folder(base, re.sub(r"[^\w.-]", "-", f"job-{job}"))
-
-
-def _user_folder(environ: Mapping[str, str]) -> Path:
-    """On this host and gone at logout, where there is such a place; else in the user's cache."""
-    runtime = Path(environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
-    with contextlib.suppress(OSError):
-        found = os.lstat(runtime)
-        private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
-        if private and found.st_uid == os.geteuid():
-            return runtime / "spmdrl"
-    return cache_folder(environ)
-
-
-def _prune(base: Path) -> None:
-    """Drop the folders that killed jobs left."""
-    for folder in base.iterdir():
-        with contextlib.suppress(OSError):  # another rank does the same at this moment
-            if time.time() - os.lstat(folder).st_mtime > DAY:
-                shutil.rmtree(folder)
 
 
 def is_running(pid: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,6 @@ import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from spmdrl.parallel.topology import detect
-from tests.faults.judge import HEARTBEAT_AGE_S
 
 __all__ = ["Broken", "write_mark"]
 
@@ -35,6 +35,19 @@ def _raise() -> None:
     raise RuntimeError("the environment broke")
 
 
+def _take_memory() -> None:
+    """More than there is, in a process that may not have it: as if the machine had no more."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), resource.RLIM_INFINITY))
+    held = []
+    try:
+        while True:
+            held.append(bytearray(16 << 20))
+    except MemoryError:
+        held.clear()  # else none would be left for the report
+        raise
+
+
 def _sleep() -> None:
     while True:
         time.sleep(1.0)
@@ -47,8 +60,9 @@ ENDS: dict[str, Callable[[], Any]] = {
     "_exit": lambda: os._exit(0),
     "segfault": lambda: ctypes.string_at(0),
     "sleep": _sleep,
+    "memory": _take_memory,
+    "_exit 3": lambda: os._exit(3),
 }
-SILENT = ("_exit", "segfault")  # the last heartbeat is all that is left
 ANSWERS = ("nan-obs", "nan-reward")  # these do, a wrong one
 
 
@@ -82,8 +96,6 @@ class Broken(CartPoleEnv):
         return obs, reward, terminated, truncated, info
 
     def _break(self) -> None:
-        if self._fault in SILENT:
-            time.sleep(HEARTBEAT_AGE_S)
         write_mark(self._marks, self._count // self._num_steps)
         if self._fault in ENDS:
             ENDS[self._fault]()

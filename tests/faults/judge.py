@@ -9,11 +9,10 @@ must be no second report. tests/test_fault_judge.py shows that healthy runs and 
 How exactly the update is known depends on the kind:
 
 - exception, not finite, flipped bit: exactly the update in which the fault was made.
-- hang in the environment, death in the environment: exactly too; the environment sleeps for some
-  heartbeats first, so that the last one is of that phase and update.
-- SIGKILL and SIGSTOP at a random moment: all that is left of the rank is its last heartbeat, up to
-  `Watchdog.INTERVAL` old, more on a busy machine. The trial passes the updates that were running
-  in the last `HEARTBEAT_AGE_S`.
+- hang in the environment, death in the environment: exactly too.
+- SIGKILL and SIGSTOP from outside at a random moment: what is known from outside is how many
+  updates rank 0 had reported just before the signal, and had at the end. Ranks are one update apart
+  at most.
 
 Two ranks whose parameters differ: there is no majority, so nothing can tell which of them is wrong.
 Then both must be named; to name one would be a guess. With more ranks only the odd one is named.
@@ -26,10 +25,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["HEARTBEAT_AGE_S", "KINDS", "PHASES", "Fault", "Verdict", "judge"]
+__all__ = ["KINDS", "PHASES", "Fault", "Verdict", "judge"]
 
-PHASES = ("start", "collect", "wait", "update", "check", "save")
-HEARTBEAT_AGE_S = 1.5  # three heartbeats
+PHASES = ("config", "start", "collect", "wait", "update", "check", "save")
 KINDS = (
     "death", "exception", "hang", "not finite", "flipped bit", "different config", "different jax",
 )  # fmt: skip
@@ -63,9 +61,7 @@ class Verdict:
 REPORT = "spmdrl: "
 START = r"^\0?spmdrl: "  # Open MPI leaves the end of its own text's last line to what comes next
 # What may be printed besides the report.
-NOTICES = re.compile(
-    rf"{START}(waiting for |rank \d+ of \d+ on \S+ received SIGTERM in phase start)"
-)
+NOTICES = re.compile(rf"{START}(waiting for |received SIGTERM in phase start)")
 WHERE = r"update (?P<update>\d+), phase (?P<phase>\w+)"
 
 
@@ -76,8 +72,8 @@ def expression(fault: Fault) -> re.Pattern[str]:
 
 def _death(fault: Fault) -> str:
     return (
-        rf"{START}rank {fault.rank} of {fault.ranks} on \S+ \(pid \d+\) was killed in "
-        rf"(?:or just after )?{WHERE}; (?!.*\brank\b).*$"
+        rf"{START}rank {fault.rank} of {fault.ranks} on \S+ \(pid \d+\) died "
+        rf"\([^)]*\) in {WHERE}; (?!.*\brank\b).*$"
     )
 
 

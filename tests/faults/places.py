@@ -55,6 +55,7 @@ PLACES = [
     Place("segfault", "death", "environment", ("collect",)),
     Place("_exit", "death", "environment", ("collect",)),
     Place("raise", "exception", "environment", ("collect",), "RuntimeError: the environment broke"),
+    Place("memory", "exception", "environment", ("collect",), "MemoryError"),
     Place("exit", "exception", "environment", ("collect",), "SystemExit: 0"),
     Place("learner", "exception", "hook", ("update",), "RuntimeError: the learner broke"),
     Place("logger", "exception", "hook", ("update", "log"), "OSError: the logger broke", "rank 0"),

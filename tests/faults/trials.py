@@ -28,12 +28,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tests.children import ROOT
-from tests.faults.judge import HEARTBEAT_AGE_S, KINDS, Fault, Verdict, judge
+from tests.faults.judge import KINDS, Fault, Verdict, judge
 from tests.faults.places import PHASE_LIMIT, Place, command, environment, places_of
 
 __all__ = ["Trial", "read", "run_trial", "table"]
 
-JUDGE = 2  # raised when the rules change: trials by older rules are not counted
+JUDGE = 3  # raised when the rules change: trials by older rules are not counted
 LIMITS_S = {"hang": PHASE_LIMIT + 5.0, "different config": 30.0, "different jax": 30.0}
 FIRST_HEARTBEAT_S = 1.0  # after the start of a process, on a busy machine
 MARK = "SPMDRL_FAULT_TRIAL"  # in the environment of all processes of a trial
@@ -124,12 +124,11 @@ def strike(
         time.sleep(0.02)
     delay = rng.uniform(0.0, 20.0)
     if place.name == "SIGSTOP":
-        target, delay = rng.randrange(2, 12), HEARTBEAT_AGE_S + rng.uniform(0.0, 0.1)
+        target, delay = rng.randrange(2, 12), rng.uniform(0.0, 0.1)
         while rows(folder) < target and job.poll() is None:
             time.sleep(0.01)
-    time.sleep(max(0.0, delay - HEARTBEAT_AGE_S))
+    time.sleep(delay)
     first = max(0, rows(folder) - 1)
-    time.sleep(min(delay, HEARTBEAT_AGE_S))
     if job.poll() is not None:
         return None
     now = time.time()

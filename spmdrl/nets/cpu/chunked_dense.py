@@ -37,14 +37,17 @@ class WideDense(nn.Module):
 
     features: int
     kernel_init: nn.initializers.Initializer
+    dtype: Any = jnp.float32  # of products and output
 
     @nn.compact
     def __call__(self, x: Float[Array, "N I"]) -> Float[Array, "N F"]:
         shape = (x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        x, kernel, bias = (y.astype(self.dtype) for y in (x, kernel, bias))
         self.sow(INPUTS, "x", x)
-        return self.perturb("out", x @ kernel + bias, collection=PROBES)
+        # Probes are float32, as the gradients of which they are a part.
+        return self.perturb("out", x @ kernel + bias, collection=PROBES).astype(self.dtype)
 
 
 def probes_of(params: Params, rows: int) -> Factors:
@@ -80,4 +83,5 @@ def add_kernels(grads: Params, inputs: Factors, errors: Factors) -> Params:
 
 def _product(x: Float[Array, "N I"], g: Float[Array, "N F"]) -> Float[Array, "I F"]:
     """`x.T @ g`; a transpose of its own, or XLA:CPU would read with a stride (see `conv`)."""
-    return jax.lax.optimization_barrier(with_layout_constraint(x.T, Layout((0, 1)))) @ g
+    rows = jax.lax.optimization_barrier(with_layout_constraint(x.T, Layout((0, 1))))
+    return jnp.matmul(rows, g.astype(x.dtype), preferred_element_type=jnp.float32)

@@ -10,7 +10,7 @@ computed.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,20 +33,21 @@ class Conv(nn.Module):
     method: Literal["matmul", "xla"]
     scale: float = 1.0  # of the input; kept out of the image, which may be uint8
     channels_first: bool = False  # in the input; in the output they are last
+    dtype: Any = jnp.float32  # of products and output
 
     @nn.compact
     def __call__(self, x: Shaped[Array, "N ..."]) -> Float[Array, "N h w F"]:
         shape = (self.size, self.size, x.shape[1 if self.channels_first else -1], self.features)
         kernel = self.param("kernel", nn.initializers.orthogonal(2**0.5), shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        kernel = kernel * self.scale
+        kernel, bias = (kernel * self.scale).astype(self.dtype), bias.astype(self.dtype)
         if self.method == "matmul" and packs(x, self.stride, self.channels_first):
             return conv_of_bytes(x, kernel, self.stride, self.channels_first) + bias
         if self.channels_first:
             x = x.transpose(0, 2, 3, 1)
         if self.method == "matmul":
             return conv_as_matmul(x, kernel, self.stride) + bias
-        return _conv_xla(x.astype(jnp.float32), kernel, self.stride) + bias
+        return _conv_xla(x.astype(self.dtype), kernel, self.stride) + bias
 
 
 class SameConv(nn.Module):
@@ -54,12 +55,14 @@ class SameConv(nn.Module):
 
     features: int
     method: Literal["matmul", "xla"]
+    dtype: Any = jnp.float32
 
     @nn.compact
     def __call__(self, x: Float[Array, "N H W C"]) -> Float[Array, "N H W F"]:
         shape = (3, 3, x.shape[-1], self.features)
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        x, kernel, bias = (y.astype(self.dtype) for y in (x, kernel, bias))
         if self.method == "matmul":
             x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
             return conv_as_matmul(x, kernel, 1) + bias
@@ -78,7 +81,7 @@ def conv_as_matmul(
     """VALID convolution; the kernel's size must be a multiple of the stride."""
     size, _, channels, features = kernel.shape
     cells = size // stride
-    patches = _patches(_space_to_depth(x, stride), cells).astype(jnp.float32)
+    patches = _patches(_space_to_depth(x, stride), cells).astype(kernel.dtype)
     weights = kernel.reshape(cells, stride, cells, stride, channels, features)
     weights = weights.transpose(0, 2, 1, 3, 4, 5).reshape(-1, features)
     out = _matmul(patches.reshape(-1, patches.shape[-1]), weights)
@@ -160,7 +163,7 @@ def _words_to_depth(x: UInt32[Array, "N C H W"], s: int) -> UInt32[Array, "N h w
 @jax.custom_vjp
 def _bytes_matmul(x: UInt32[Array, "M K"], w: Float[Array, "K4 N"]) -> Float[Array, "M N"]:
     columns = jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(x.shape[0], -1)
-    return columns.astype(jnp.float32) @ w
+    return columns.astype(w.dtype) @ w
 
 
 def _bytes_matmul_fwd(x: Array, w: Array) -> tuple[Array, Array]:
@@ -172,7 +175,7 @@ def _bytes_matmul_bwd(x: Array, g: Array) -> tuple[np.ndarray, Array]:
     # layout the transpose would be nothing but another way to read, with a stride again.
     words = jax.lax.optimization_barrier(with_layout_constraint(x.T, Layout((0, 1))))
     rows = jnp.stack([(words >> shift) & 255 for shift in range(0, 32, 8)], axis=1)
-    rows = jax.lax.optimization_barrier(rows.astype(jnp.float32).reshape(-1, x.shape[0]))
+    rows = jax.lax.optimization_barrier(rows.astype(g.dtype).reshape(-1, x.shape[0]))
     return np.zeros(x.shape, jax.dtypes.float0), rows @ g
 
 

@@ -1,0 +1,1 @@
+"""What would a GPU do, and does a real one do it?"""
