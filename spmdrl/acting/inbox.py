@@ -209,7 +209,7 @@ class Inbox(Source):
         self._last = _side_by_side(parts, "rollout/")
         ended = _side_by_side(parts, "ended/")
         self._named = _side_by_side(parts, "state/")
-        self._log.add(self.spec.action, [part["rollout/action"] for part in parts])
+        self._log.add(self.spec.action, [self._last["action"]])
         self._next = number + 1
         for k, here in enumerate(self._here):
             here.discard(number)
