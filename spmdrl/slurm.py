@@ -28,6 +28,7 @@ from spmdrl.cluster.hostfile import (
     mpirun_over_hosts,
     read_cluster,
     read_hostfile,
+    role_flags,
     ssh_advice,
 )
 from spmdrl.config import Config, ConfigError, load
@@ -205,6 +206,10 @@ def write(text: str, out: str) -> None:
 def write_mpirun(
     hosts: Sequence[Host], options: Options, config: Config, flags: Sequence[str]
 ) -> int:
+    roles = role_flags(hosts)
+    if roles:
+        config = load([options.config, *flags, *roles])
+        flags = [*flags, *roles]
     check_hosts(config, hosts)
     command = mpirun_over_hosts(hosts, ["python", "-m", "spmdrl.train", options.config, *flags])
     write(as_text(command) + "\n", options.out or "")

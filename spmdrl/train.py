@@ -25,7 +25,8 @@ from spmdrl.library import training
 from spmdrl.library.training import Result
 from spmdrl.parallel.ending import hand_over
 from spmdrl.parallel.job_folder import start_folder
-from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.process import prepare_run
+from spmdrl.parallel.roles import check_ranks, ranks_of_roles
 from spmdrl.parallel.spawn import spawn
 from spmdrl.parallel.topology import Topology, auto_ranks, detect
 from spmdrl.runtime.rundir import check_run_dir
@@ -63,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return spawn(ranks, "spmdrl.train", argv)
     if topology.is_root:
         print(first_words(config, topology), flush=True)
-    sequences = config.learns_from == "sequences"
-    prepare_process(topology, config.devices, config.sync.deterministic, sequences)
+    prepare_run(config, topology)
     from spmdrl.runtime.session import run_session  # jax from here on
 
     code = run_session(config, topology, world, stop, watchdog, argv)
@@ -124,6 +124,8 @@ def ranks_to_start(config: Config, topology: Topology) -> int:
     """0 where a launcher has started them already."""
     if topology.size > 1:
         return 0
+    if config.learners > 0:
+        return ranks_of_roles(config)
     return auto_ranks(config) if config.nprocs == "auto" else config.nprocs
 
 
@@ -134,6 +136,10 @@ def checked_config(argv: Sequence[str], topology: Topology) -> Config:
             f"nprocs is {config.nprocs}, but {topology.launcher} has started {topology.size} "
             "ranks already; leave --nprocs out"
         )
+    if topology.size > 1:
+        check_ranks(config, topology.size, topology.launcher)
+    else:
+        check_ranks(config, ranks_to_start(config, topology), "--nprocs")
     validate(config, max(topology.size, ranks_to_start(config, topology)), max(1, config.devices))
     check_id(config.env)
     check_extras(config)

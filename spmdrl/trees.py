@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CheckpointError", "from_named", "to_named"]
+__all__ = ["CheckpointError", "from_named", "leaves_by_name", "to_named"]
 
 
 class CheckpointError(RuntimeError):
@@ -15,10 +15,14 @@ class CheckpointError(RuntimeError):
 
 def to_named(tree: Any) -> dict[str, np.ndarray]:
     """A pytree as {"params/policy_head/kernel": array}."""
+    return {name: np.asarray(leaf) for name, leaf in leaves_by_name(tree).items()}
+
+
+def leaves_by_name(tree: Any) -> dict[str, Any]:
+    """The same with the leaves as they are, in the order of the tree."""
     import jax  # only here: looking for a checkpoint must not take the time of loading jax
 
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def from_named(template: Any, named: dict[str, np.ndarray]) -> Any:

@@ -54,6 +54,8 @@ class Choice:
 def choices(config: Config, available: int) -> list[Choice]:
     """Ranks up to one for each core, each with one thread and with all of its cores."""
     found = []
+    if config.learners:
+        raise ConfigError("tune compares ranks that act and learn; leave --learners out")
     for nprocs in range(1, available + 1):
         try:
             validate(config, nprocs, max(1, config.devices))

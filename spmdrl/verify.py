@@ -38,6 +38,8 @@ TOPOLOGIES: dict[str, list[str]] = {
     "gather, 2 ranks": ["--nprocs", "2", "--sync.strategy", "gather"],
     "gather, 3 ranks": ["--nprocs", "3", "--sync.strategy", "gather"],
     "jax, 2 x 2": ["--nprocs", "2", "--devices", "2", "--sync.strategy", "jax"],
+    "1 learner, 2 actors": ["--learners", "1", "--actors", "2"],
+    "2 learners, 2 actors": ["--learners", "2", "--actors", "2"],
 }
 
 
@@ -72,6 +74,7 @@ def check_topologies(words: Sequence[str]) -> None:
         config = load([*words, *extra])
         check_id(config.env)
         ranks = 1 if config.nprocs == "auto" else config.nprocs
+        ranks = config.learners + config.actors if config.learners else ranks
         try:
             validate(config, ranks, max(1, config.devices))
         except ConfigError as error:

@@ -169,6 +169,35 @@ CASES = [
     change("nprocs_zero", "--nprocs 0", "nprocs is 0", "at least 1"),
     change("nprocs_text", "--nprocs two", "--nprocs", "'two'"),
     change("devices_negative", "--devices -1", "devices is -1", "0 or more"),
+    # roles
+    change("learners_alone", "--learners 1", "learners is 1", "add --actors N"),
+    change("learners_negative", "--learners -1", "learners is -1", "0 or more"),
+    change("actors_alone", "--actors 2", "actors has no effect without --learners"),
+    change("actor_envs_alone", "--actor-envs 2 2", "actor_envs has no effect without --learners"),
+    change("actor_envs_zero", "--learners 1 --actors 2 --actor-envs 0 4", "actor_envs is (0, 4)"),
+    change(
+        "actor_envs_sum", "--env.num-envs 64 --learners 1 --actors 2 --actor-envs 8 16",
+        "actor_envs add up to 24, env.num_envs is 64",
+    ),
+    change("too_few_actors", "--learners 3 --actors 2", "3 learners need an actor each"),
+    change("all_learn", "--nprocs 4 --learners 4", "no rank is left to act", "--learners out"),
+    change(
+        "nprocs_and_roles", "--nprocs 4 --learners 3 --actors 2",
+        "3 learners and 2 actors are 5 ranks, but --nprocs has started 4",
+    ),
+    change(
+        "shards_of_actors",
+        "--env.num-envs 64 --sync.deterministic --learners 1 --actors 8",
+        "every actor needs two shards: --sync.shards 16",
+    ),
+    *(
+        change(
+            f"roles_with_{strategy}", f"--learners 1 --actors 2 --sync.strategy {strategy}",
+            "roles go with allreduce between the learners", strategy,
+        )
+        for strategy in ("gather", "jax")
+    ),
+    change("roles_with_eval", "--learners 1 --actors 2 --eval.every 5", "eval.every", "evaluate"),
     # environments
     change("env_typo", "--env.id CartPol-v1", "env.id 'CartPol-v1'", "mean CartPole-v1?"),
     change("env_version", "--env.id Ant-v9", "env.id 'Ant-v9'", "mean Ant-v5?"),

@@ -13,6 +13,7 @@ from beartype.door import is_bearable
 from jaxtyping import jaxtyped
 
 from spmdrl.acting import collector as collector_module
+from spmdrl.acting.collector import Collector
 from spmdrl.acting.compiled import CompiledActor
 from spmdrl.algos import Ppo
 from spmdrl.config import Config, EnvConfig, NetConfig, SyncConfig
@@ -37,6 +38,7 @@ class Setup:
 
     def __init__(self, config: Config):
         self.config, self.trainer = config, build_trainer(config)
+        assert isinstance(self.trainer.collector, Collector)
         self.collector, self.policy = self.trainer.collector, self.trainer.learner.policy
         self.key = replicate(jax.random.PRNGKey(3), self.trainer.mesh)
 

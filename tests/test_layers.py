@@ -113,8 +113,9 @@ def test_only_one_module_imports_mpi4jax():
 
 
 LIGHT = [
-    "config", "parallel.topology", "parallel.spawn", "parallel.process", "runtime.rundir",
-    "runtime.watchdog", "runtime.signals", "runtime.checkpoint", "runtime.files", "runtime.models",
+    "config", "parallel.topology", "parallel.ids", "parallel.roles", "parallel.spawn",
+    "parallel.process", "runtime.rundir", "runtime.watchdog", "runtime.signals",
+    "runtime.checkpoint", "runtime.files", "runtime.models",
     "runtime.evaluation", "acting.player", "envs.ids", "episodes", "cli", "options", "train",
     "evaluate", "plot", "report", "runs", "record", "clone", "doctor", "sweep", "verify", "tune",
     "slurm", "reference", "envs.__main__", "envs.origin", "runtime.env_sheet",

@@ -28,7 +28,8 @@ from spmdrl.envs.actions import action_space, check_actions, to_env_action
 from spmdrl.envs.base import env_seeds
 from spmdrl.learning.gradients import chunk_rows, sum_over_chunks
 from spmdrl.learning.optimizer import learning_rate
-from spmdrl.parallel.placement import ids_of_ranks, in_shards, shards_in, split_ids
+from spmdrl.parallel.ids import ids_of_ranks, shards_in, split_ids
+from spmdrl.parallel.placement import in_shards
 from spmdrl.types import ActionSpace
 
 steady = settings(max_examples=100, deadline=None, derandomize=True)

@@ -421,10 +421,49 @@ def test_passwords_are_refused_and_not_repeated(run, tmp_path):
     assert "hunter2" not in err
 
 
+ROLES = """\
+worker1 slots=1 role=actor envs=8
+gpu1 role=learner
+worker2 slots=2 role=actor envs=16
+"""
+
+
+def test_hosts_with_roles_become_mpirun(run, tmp_path):
+    code, out, _ = run("--hostfile", write(tmp_path, ROLES), "--", "--env.num-envs", "24")
+    learners, actors = shlex.join(shlex.split(out)).split(" : ")
+    assert code == 0
+    assert "-np 1 --host gpu1:1 -x SPMDRL_ROLE=learner python" in learners
+    assert actors.startswith("-np 3 --host worker1:1,worker2:2 -x SPMDRL_ROLE=actor python")
+    assert actors.endswith("--env.num-envs 24 --learners 1 --actor-envs 8 8 8")
+
+
+def test_hosts_with_roles_are_checked_against_the_config(run, tmp_path):
+    code, _, err = run("--hostfile", write(tmp_path, ROLES), "--", "--env.num-envs", "32")
+    assert code == 2
+    assert "actor_envs add up to 24, env.num_envs is 32" in err
+
+
+def test_the_job_column_of_the_old_csv_is_a_role(run, tmp_path):
+    rows = "ps,a,1,-1,22,,\nactor,b,2,,22,,\nlearner,a,2,0,22,,\nactor,c,2,,22,,\n"
+    code, out, _ = run("--cluster", write(tmp_path, OLD_HEADER + rows))
+    learners, actors = shlex.join(shlex.split(out)).split(" : ")
+    assert code == 0
+    assert "--host a:1 -x CUDA_VISIBLE_DEVICES=0 -x SPMDRL_ROLE=learner python" in learners
+    assert actors.startswith("-np 2 --host b:1,c:1 -x SPMDRL_ROLE=actor python")
+    assert actors.endswith("--learners 1")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "names no hosts"),
+        ("a role=ps", "line 1: 'ps' is no role; choices: learner, actor"),
+        ("a role=actor", "no host has role learner"),
+        ("a role=learner", "no host has role actor"),
+        ("a role=learner\nb", "b has no role, as others do"),
+        ("a role=learner envs=3", "envs=3 is for actors"),
+        ("a role=learner\nb slots=4 role=actor envs=3", "b has 4 actors, but envs=3"),
+        ("a role=learner\nb role=actor envs=x", "envs is 'x'"),
         ("a slots=0", "slots is '0'"),
         ("a slots=many", "slots is 'many'"),
         ("a cores=3", "'cores=3' is not understood"),
@@ -443,6 +482,11 @@ def test_bad_hostfiles(tmp_path, text, said):
     [
         ("", "the first line must name the columns"),
         (OLD_HEADER, "names no hosts"),
+        (
+            OLD_HEADER + "learner,a,1,,22,,\nactor,b,1,,22,,\nevaluator,c,1,,22,,\n",
+            "line 4: 'evaluator' is no role; choices: learner, actor",
+        ),
+        (OLD_HEADER + "actor,b,1,,22,,\n", "no host has role learner"),
         ("job,ip,gpu\n", "unknown column 'gpu'"),
         (OLD_HEADER + "worker,a,1,0,1,22,,\n", 'several GPUs need quotes: "0,1"'),
         (OLD_HEADER + "worker,a,1,x,22,,\n", "'x' is not a CUDA device"),

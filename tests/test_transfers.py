@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from spmdrl.acting.collector import Collector
 from spmdrl.acting.parcels import parcel_for
 from spmdrl.acting.stepped import SteppedActor
 from spmdrl.algos import Ppo
@@ -55,6 +56,7 @@ def crossings(monkeypatch):
 def test_one_transfer_each_way_for_every_group_and_step(accelerator, crossings, core):
     config = dataclasses.replace(CONFIG, net=NetConfig(core=core, core_size=8))
     trainer, (up, down) = build_trainer(config), crossings
+    assert isinstance(trainer.collector, Collector)
     actor = trainer.collector.actors[0]
     assert isinstance(actor, SteppedActor)
     groups = len(actor.groups)

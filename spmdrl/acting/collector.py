@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -13,27 +13,19 @@ from jax.sharding import Mesh
 from spmdrl.acting import compiled, stepped
 from spmdrl.acting.action_log import ActionLog, replay, saved_states
 from spmdrl.acting.compiled import CompiledActor
+from spmdrl.acting.source import Episodes, Source, episodes_of
 from spmdrl.acting.stepped import SteppedActor, Stopwatch
 from spmdrl.config import Config
 from spmdrl.envs import make_env
 from spmdrl.nets.policy import make_policy, variables_of
+from spmdrl.parallel.ids import split_ids
 from spmdrl.parallel.mesh import host_device, join, on_device
-from spmdrl.parallel.placement import rollout_specs, split_ids
+from spmdrl.parallel.placement import rollout_specs
 from spmdrl.parallel.platforms import likes
 from spmdrl.trees import to_named
 from spmdrl.types import Array, Obs, Rollout, TrainState
 
 __all__ = ["Collector", "Episodes"]
-
-
-@dataclass(frozen=True)
-class Episodes:
-    """Games that ended in one rollout, in order of time and then of environment id."""
-
-    step: np.ndarray
-    env_id: np.ndarray
-    returns: np.ndarray
-    lengths: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -45,8 +37,10 @@ class Ahead:
     episodes: Episodes
 
 
-class Collector:
+class Collector(Source):
     """The environments of this rank, spread over its devices."""
+
+    phase: ClassVar[str] = "collect"
 
     def __init__(self, config: Config, mesh: Mesh, ids: range, threads: int, shards: int):
         self._config, self._mesh = config, mesh
@@ -54,7 +48,7 @@ class Collector:
         self._devices = acting_devices(config, self._learners)
         self._threads = max(1, threads // len(self._devices))
         self._shards = shards
-        self._ids = ids
+        self.ids = ids
         self._blocks = [ids[p.start : p.stop] for p in split_ids(len(ids), len(self._devices))]
         self.watch = Stopwatch()
         self.actors: list[Any] = []  # all of one kind
@@ -69,7 +63,7 @@ class Collector:
             for device, ids in zip(self._devices, self._blocks, strict=True)
         ]
         replays = self._config.checkpoint.envs == "replay" and not self.saves_envs
-        self._log = ActionLog(len(self._ids), wanted=replays)
+        self._log = ActionLog(len(self.ids), wanted=replays)
 
     def _make_actor(
         self, device: jax.Device, ids: range, generation: int
@@ -128,13 +122,18 @@ class Collector:
         if self._ahead is not None:
             done, self._ahead = self._ahead, None
             return done.rollout, done.episodes
+        rollout, ended = self.collect_ended(state, key)
+        return rollout, episodes_of(self.ids, ended)
+
+    def collect_ended(self, state: TrainState, key: Array) -> tuple[Rollout, dict[str, np.ndarray]]:
+        """The same with what ended as `[T, B]` arrays."""
         inputs = (variables_of(state.params, state.obs_moments), key, state.step)
         copies = self._moved([on_device(inputs, x) for x in self._learners], self._devices)
         parts = self._collect_parts(copies)
         rollout = self._join(self._moved([part for part, _ in parts], self._learners))
-        episodes = self._episodes([jax.tree.map(np.asarray, e) for _, e in parts])
+        ended = [jax.tree.map(np.asarray, e) for _, e in parts]
         self._log.add(self.spec.action, [np.asarray(part.action) for part, _ in parts])
-        return rollout, episodes
+        return rollout, jax.tree.map(lambda *x: np.concatenate(x, axis=1), *ended)
 
     def _collect_parts(self, inputs: Sequence[Any]) -> list[tuple[Rollout, dict[str, Array]]]:
         if isinstance(self.actors[0], CompiledActor):
@@ -148,15 +147,6 @@ class Collector:
 
         is_spec = lambda x: isinstance(x, jax.sharding.PartitionSpec)  # noqa: E731
         return jax.tree.map(join_field, rollout_specs(), *parts, is_leaf=is_spec)
-
-    def _episodes(self, parts: Sequence[dict[str, np.ndarray]]) -> Episodes:
-        over, returns, length = (
-            np.concatenate([part[name] for part in parts], axis=1)
-            for name in ("over", "return", "length")
-        )
-        t, b = np.nonzero(over)
-        ids = np.asarray(self._ids)
-        return Episodes(t, ids[b], returns[t, b], length[t, b].astype(np.int64))
 
     # -- what a checkpoint keeps; environments along the first axis
 

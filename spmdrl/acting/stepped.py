@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from spmdrl.acting.steps import ActorState, initial_state, next_state
 from spmdrl.config import Config
 from spmdrl.envs.base import EnvBatch
 from spmdrl.nets.policy import Policy
-from spmdrl.parallel.placement import WHOLE_VECTORS
+from spmdrl.parallel.ids import WHOLE_VECTORS
 from spmdrl.types import Array, Obs, Rollout
 
 __all__ = ["EnvGroup", "SteppedActor", "Stopwatch", "collect_all", "groups_of"]
@@ -34,6 +34,11 @@ class Stopwatch:
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """What was measured elsewhere."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
 
     def read(self) -> dict[str, float]:
         seconds, self.seconds = self.seconds, {}

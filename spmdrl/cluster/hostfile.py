@@ -1,7 +1,8 @@
 """Machines without a batch system: lists of hosts, and the mpirun command for them.
 
 Reads `host slots=N` files and the CSV of older systems with the header
-`job,ip,tf_port,cuda_visible_devices,ssh_port,ssh_username,ssh_password`.
+`job,ip,tf_port,cuda_visible_devices,ssh_port,ssh_username,ssh_password`. In both, machines can have
+a role: learner or actor.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from itertools import groupby
 from pathlib import Path
 
 from spmdrl.config import ConfigError, suggest
+from spmdrl.parallel.ids import split_ids
+from spmdrl.parallel.roles import ROLE_MARK
 from spmdrl.runtime.files import read_plain
 
 __all__ = [
-    "Host", "as_text", "mpirun_over_hosts", "read_cluster", "read_hostfile", "ssh_advice",
+    "Host", "as_text", "mpirun_over_hosts", "read_cluster", "read_hostfile", "role_flags",
+    "ssh_advice",
 ]  # fmt: skip
 
 HEADER = (
@@ -48,10 +52,15 @@ class Host:
     gpus: tuple[str, ...] = ()
     port: int = 22
     user: str = ""
+    role: str = ""  # learner or actor, where ranks do not do both
+    envs: int = 0  # of all its actors; 0: an even share
 
 
 def read_hostfile(path: str) -> list[Host]:
-    """One line per host: `name`, `name slots=4` or `name:4`; # begins a comment."""
+    """One line per host: `name`, `name slots=4` or `name:4`; # begins a comment.
+
+    `role=learner` or `role=actor` after it, and with actor `envs=16`, the machine's environments.
+    """
     hosts = []
     for where, line in _lines(path):
         text = line.split("#")[0].split()
@@ -62,13 +71,28 @@ def read_hostfile(path: str) -> list[Host]:
 
 def _parse_host(where: str, words: Sequence[str]) -> Host:
     name, _, slots = words[0].partition(":")
+    given = {"slots": slots or "1", "role": "", "envs": ""}
     for word in words[1:]:
         key, _, value = word.partition("=")
-        if key == "slots":
-            slots = value
+        if key in given:
+            given[key] = value
         elif key not in ("max_slots", "max-slots"):
             raise ConfigError(f"{where}: {word!r} is not understood; write `host slots=N`")
-    return Host(_name(where, name), _number(where, "slots", slots or "1", 1, 4096))
+    role = _role(where, given["role"]) if given["role"] else ""
+    envs = _number(where, "envs", given["envs"], 1, 1 << 20) if given["envs"] else 0
+    if envs and role != "actor":
+        raise ConfigError(f"{where}: envs={envs} is for actors; write `role=actor envs={envs}`")
+    slots_found = _number(where, "slots", given["slots"], 1, 4096)
+    return Host(_name(where, name), slots_found, role=role, envs=envs)
+
+
+ROLES = ("learner", "actor")
+
+
+def _role(where: str, text: str) -> str:
+    if text not in ROLES:
+        raise ConfigError(f"{where}: {text!r} is no role; choices: {', '.join(ROLES)}")
+    return text
 
 
 def read_cluster(path: str) -> list[Host]:
@@ -80,8 +104,17 @@ def read_cluster(path: str) -> list[Host]:
     hosts = []
     for number, row in enumerate(rows, start=2):
         if any(cell.strip() for cell in row):
-            hosts.append(_parse_row(f"{path}, line {number}", header, row))
-    return _merge(path, hosts)
+            where = f"{path}, line {number}"
+            hosts.append((where, _job(header, row), _parse_row(where, header, row)))
+    if all(job != "actor" for _, job, _ in hosts):  # then every process does both
+        return _merge(path, [host for _, _, host in hosts])
+    # There is no parameter server here: its rows need no process.
+    kept = [(where, job, host) for where, job, host in hosts if job != "ps"]
+    return _merge(path, [replace(host, role=_role(where, job)) for where, job, host in kept])
+
+
+def _job(header: Sequence[str], row: Sequence[str]) -> str:
+    return dict(zip(header, row, strict=False)).get("job", "").strip()
 
 
 def _check_header(path: str, header: Sequence[str]) -> None:
@@ -144,19 +177,55 @@ def _number(where: str, name: str, text: str, low: int, high: int) -> int:
 
 def _merge(path: str, hosts: Sequence[Host]) -> list[Host]:
     """One entry per machine, in the order of the file; several rows add their slots."""
-    merged: dict[str, Host] = {}
-    for host in hosts:
-        before = merged.setdefault(host.name, replace(host, slots=0, gpus=()))
+    merged: dict[tuple[str, str], Host] = {}
+    for host in sorted(hosts, key=lambda host: host.role == "actor"):  # learners come first
+        new = replace(host, slots=0, gpus=(), envs=0)
+        before = merged.setdefault((host.name, host.role), new)
         if (before.port, before.user) != (host.port, host.user):
             raise ConfigError(f"{path}: {host.name} has two different ssh ports or users")
-        gpus = before.gpus + host.gpus
-        merged[host.name] = replace(before, slots=before.slots + host.slots, gpus=gpus)
+        gpus, envs = before.gpus + host.gpus, before.envs + host.envs
+        slots = before.slots + host.slots
+        merged[host.name, host.role] = replace(before, slots=slots, gpus=gpus, envs=envs)
     for host in merged.values():
         if host.gpus and len(host.gpus) != host.slots:
             raise ConfigError(f"{path}: {host.name} has rows with GPUs and rows without")
     if not merged:
         raise ConfigError(f"{path} names no hosts")
+    _check_roles(path, list(merged.values()))
     return list(merged.values())
+
+
+def _check_roles(path: str, hosts: Sequence[Host]) -> None:
+    if not any(host.role for host in hosts):
+        return
+    for host in hosts:
+        if not host.role:
+            raise ConfigError(
+                f"{path}: {host.name} has no role, as others do; choices: {', '.join(ROLES)}"
+            )
+    for role in ROLES:
+        if role not in {host.role for host in hosts}:
+            raise ConfigError(f"{path}: no host has role {role}; give one of them role={role}")
+    actors = [host for host in hosts if host.role == "actor"]
+    if any(host.envs for host in actors):
+        for host in actors:
+            if host.envs < host.slots:
+                raise ConfigError(
+                    f"{path}: {host.name} has {host.slots} actors, but envs="
+                    f"{host.envs}; give every actor at least one, or leave envs out"
+                )
+
+
+def role_flags(hosts: Sequence[Host]) -> list[str]:
+    """What the training has to be told about the roles of its ranks."""
+    if not any(host.role for host in hosts):
+        return []
+    flags = ["--learners", str(sum(host.slots for host in hosts if host.role == "learner"))]
+    actors = [host for host in hosts if host.role == "actor"]
+    if not any(host.envs for host in actors):
+        return flags
+    shares = [len(part) for host in actors for part in split_ids(host.envs, host.slots)]
+    return [*flags, "--actor-envs", *map(str, shares)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -164,26 +233,29 @@ def _merge(path: str, hosts: Sequence[Host]) -> list[Host]:
 
 
 def mpirun_over_hosts(hosts: Sequence[Host], program: Sequence[str]) -> list[str]:
-    """mpirun over the hosts; a part for each run of hosts that show the same GPUs."""
+    """mpirun over the hosts; a part for each run of hosts of one role that show the same GPUs."""
     if ":" in program:
         raise ConfigError("a word that is only ':' would begin a new part of the mpirun command")
     command = ["mpirun", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), *_ssh_args(hosts)]
     for name, value in KEEPALIVE.items() if len(hosts) > 1 else []:
         command += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
-    command += [
-        "--bind-to",
-        "core" if _same(h.gpus for h in hosts) and not hosts[0].gpus else "none",
-    ]
-    for number, (gpus, part) in enumerate(groupby(hosts, key=lambda host: host.gpus)):
+    # An actor has as many cores as its machine; plain ranks one each.
+    plain = _same(h.gpus for h in hosts) and not hosts[0].gpus and not hosts[0].role
+    command += ["--bind-to", "core" if plain else "none"]
+    parts = groupby(hosts, key=lambda host: (host.gpus, host.role))
+    for number, ((gpus, role), part) in enumerate(parts):
         command += [":"] if number else []
-        command += _part(list(part), gpus, program)
+        command += _part(list(part), gpus, role, program)
     return command
 
 
-def _part(hosts: Sequence[Host], gpus: Sequence[str], program: Sequence[str]) -> list[str]:
+def _part(
+    hosts: Sequence[Host], gpus: Sequence[str], role: str, program: Sequence[str]
+) -> list[str]:
     words = ["-np", str(sum(host.slots for host in hosts))]
     words += ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
     words += ["-x", f"CUDA_VISIBLE_DEVICES={','.join(gpus)}"] if gpus else []
+    words += ["-x", f"{ROLE_MARK}={role}"] if role else []
     return [*words, *program]
 
 

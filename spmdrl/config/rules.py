@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import os
 import re
@@ -18,9 +19,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 __all__ = [
-    "FINITE", "FIXED", "FREE", "NAME", "PATH", "WINDOW", "ConfigError", "Count", "Field",
-    "NonNegative", "Positive", "Range", "Seed", "Share", "Torso", "at_least", "check_fields",
-    "fields_of", "suggest",
+    "FINITE", "FIXED", "FREE", "NAME", "PATH", "WINDOW", "ConfigError", "Count", "Counts", "Decay",
+    "Field", "NonNegative", "Options", "Positive", "Range", "Ranks", "Seed", "Share", "Torso",
+    "Widths", "Workers", "at_least", "check_fields", "fields_of", "suggest",
 ]  # fmt: skip
 
 
@@ -60,6 +61,34 @@ NonNegative = Annotated[float, Range("0 or more and finite", lambda x: 0.0 <= x 
 Share = Annotated[float, Range("between 0 and 1", lambda x: 0.0 <= x <= 1.0)]
 WINDOW = Range("from 1 to 1000000", lambda x: 1 <= x <= 1_000_000)
 Seed = Annotated[int, Range("from 0 to 2147483647", lambda x: 0 <= x < 2**31)]
+
+Widths = Annotated[
+    tuple[int, ...], Range("widths of at least 1", lambda x: all(width >= 1 for width in x))
+]
+Counts = Annotated[
+    tuple[int, ...], Range("numbers of at least 1", lambda x: all(number >= 1 for number in x))
+]
+Decay = Annotated[float, Range("at least 0 and below 1", lambda x: 0.0 <= x < 1.0)]
+Ranks = Annotated[
+    int | Literal["auto"], Range("at least 1, or auto", lambda x: x == "auto" or x >= 1)
+]
+
+Workers = Annotated[
+    int | Literal["inline"], Range("0 or more, or inline", lambda x: x == "inline" or x >= 0)
+]
+
+
+def _survives_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+Options = Annotated[
+    dict[str, Any],
+    Range("made of what JSON has: text, finite numbers, true, false, null, lists", _survives_json),
+]
 
 
 TORSOS = ("auto", "mlp", "nature_cnn", "small_cnn", "impala_resnet")

@@ -6,7 +6,6 @@ Nothing here imports jax, so bad input is answered at once.
 from __future__ import annotations
 
 import importlib
-import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,12 +18,18 @@ from spmdrl.config.rules import (
     WINDOW,
     ConfigError,
     Count,
+    Counts,
+    Decay,
     NonNegative,
+    Options,
     Positive,
     Range,
+    Ranks,
     Seed,
     Share,
     Torso,
+    Widths,
+    Workers,
     at_least,
 )
 
@@ -37,31 +42,6 @@ __all__ = [
 EXIT_FAULT = 1
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 75
-
-Widths = Annotated[
-    tuple[int, ...], Range("widths of at least 1", lambda x: all(width >= 1 for width in x))
-]
-Decay = Annotated[float, Range("at least 0 and below 1", lambda x: 0.0 <= x < 1.0)]
-Ranks = Annotated[
-    int | Literal["auto"], Range("at least 1, or auto", lambda x: x == "auto" or x >= 1)
-]
-
-Workers = Annotated[
-    int | Literal["inline"], Range("0 or more, or inline", lambda x: x == "inline" or x >= 0)
-]
-
-
-def _survives_json(value: Any) -> bool:
-    try:
-        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
-    except (TypeError, ValueError):
-        return False
-
-
-Options = Annotated[
-    dict[str, Any],
-    Range("made of what JSON has: text, finite numbers, true, false, null, lists", _survives_json),
-]
 
 
 @dataclass(frozen=True)
@@ -313,6 +293,12 @@ class Config:
     """Ranks to start on this machine; auto: one per core."""
     devices: Annotated[int, at_least(0), FREE] = 0
     """Devices per rank; 0 takes one on CPU and all visible ones on GPU."""
+    learners: Annotated[int, at_least(0), FREE] = 0
+    """Ranks that only learn, the first ones; the others only act. 0: every rank does both."""
+    actors: Annotated[int, at_least(0), FREE] = 0
+    """With learners: ranks that only act; 0: all others that a launcher has started."""
+    actor_envs: Annotated[Counts, FREE] = ()
+    """With learners: environments of each actor, num_envs in all; by default even shares."""
     lag: Annotated[int, Range("from 0 to 16", lambda x: 0 <= x <= 16)] = 0
     """Rollouts come from the model of so many updates before. From 1 on, the next one is collected
     while this one is learned from, where processor and learner can work side by side."""
@@ -341,9 +327,10 @@ class Config:
     @property
     def collects_ahead(self) -> bool:
         """Whether the next rollout is collected beside an update: its model must be there, and
-        neither the other ranks' update nor a simulator on the learner's device in the way."""
+        neither the other ranks' update nor a simulator on the learner's device in the way.
+        Ranks that only act do so anyway."""
         beside = self.sync.strategy == "allreduce" and self.env.backend != "jax"
-        return self.lag > 0 and beside
+        return self.lag > 0 and beside and not self.learners
 
     @property
     def num_updates(self) -> int:

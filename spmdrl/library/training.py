@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from spmdrl.config import EXIT_BAD_INPUT, EXIT_STOPPED, Config, ConfigError, read_file
 from spmdrl.envs.ids import check_id
 from spmdrl.parallel.job_folder import start_folder
-from spmdrl.parallel.process import prepare_process
+from spmdrl.parallel.process import prepare_run
+from spmdrl.parallel.roles import check_ranks
 from spmdrl.parallel.topology import detect
 from spmdrl.runtime.files import read_json, read_metrics
 from spmdrl.runtime.rundir import check_run_dir, new_run_dir
@@ -70,8 +71,7 @@ def train(config: Config | str | Path, **changes: Any) -> Result:
         from spmdrl.parallel.world import connect
 
         world = connect(topology)
-        sequences = wanted.learns_from == "sequences"
-        prepare_process(topology, wanted.devices, wanted.sync.deterministic, sequences)
+        prepare_run(wanted, topology)
         from spmdrl.runtime.session import run_session
 
         run_dir = world.from_root(lambda: new_run_dir(wanted))
@@ -98,7 +98,14 @@ def checked(config: Config, changes: dict[str, Any]) -> Config:
             f"nprocs is {config.nprocs}, but spmdrl.train trains in the process that calls it; for "
             "several ranks start the script by mpirun, or train by `spmdrl train CONFIG.py`"
         )
-    validate(config, detect().size, max(1, config.devices))
+    topology = detect()
+    if config.learners and topology.size == 1:
+        raise ConfigError(
+            f"learners is {config.learners}, but spmdrl.train trains in the process that calls it; "
+            "start the script by mpirun: the ranks after the learners act"
+        )
+    check_ranks(config, topology.size, topology.launcher)
+    validate(config, topology.size, max(1, config.devices))
     check_id(config.env)
     check_extras(config)
     check_run_dir(config)

@@ -11,63 +11,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from spmdrl.config import Config
 from spmdrl.parallel.mesh import AXIS
 from spmdrl.types import Rollout
 
-__all__ = [
-    "WHOLE_VECTORS",
-    "ids_of_ranks",
-    "in_shards",
-    "rollout_specs",
-    "shards_in",
-    "split_envs",
-    "split_ids",
-]
+__all__ = ["env_axis", "in_shards", "rollout_specs", "split_envs"]
 
 BY_ROW = {"last_obs", "last_first", "carry", "last_carry", "env_ids"}
 
 
-def split_ids(num_envs: int, parts: int) -> list[range]:
-    """Contiguous blocks of global ids, as even as possible, the longer ones first."""
-    blocks = np.array_split(np.arange(num_envs), parts)
-    return [range(int(block[0]), int(block[-1]) + 1) for block in blocks]
-
-
-WHOLE_VECTORS = 8  # rows; a network's last bits are the same for every multiple of so many
-
-
-def ids_of_ranks(config: Config, ranks: int) -> list[range]:
-    """The environments of each rank, as even as possible."""
-    size = _smallest_block(config, ranks)
-    blocks = split_ids(config.env.num_envs // size, ranks)
-    return [range(block.start * size, block.stop * size) for block in blocks]
-
-
-def _smallest_block(config: Config, ranks: int) -> int:
-    """Environments that stay together: a shard, or where ranks are uneven anyway, whole vectors."""
-    envs = config.env.num_envs
-    if config.sync.deterministic:
-        return envs // config.sync.shards
-    enough = envs % WHOLE_VECTORS == 0 and envs // WHOLE_VECTORS >= ranks
-    return WHOLE_VECTORS if envs % ranks and enough else 1
-
-
-def shards_in(config: Config, envs: int) -> int:
-    """How many shards so many environments are; all of them are one without deterministic."""
-    if not config.sync.deterministic:
-        return 1
-    return envs * config.sync.shards // config.env.num_envs
+def env_axis(field: str) -> int:
+    """The axis of the environments in this field of a rollout."""
+    return 0 if field in BY_ROW else 1
 
 
 def rollout_specs() -> Rollout:
-    """The environment axis of every field of a rollout."""
+    """The same of every field, for jax."""
     names = Rollout.__dataclass_fields__
-    return Rollout(**{n: P(AXIS) if n in BY_ROW else P(None, AXIS) for n in names})
+    return Rollout(**{name: P(*[None] * env_axis(name), AXIS) for name in names})
 
 
 def split_envs(specs: Any, tree: Any, shards: int) -> Any:

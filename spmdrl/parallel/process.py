@@ -10,23 +10,43 @@ import os
 import sys
 from collections.abc import Iterable
 
+from spmdrl.config import Config
 from spmdrl.parallel.compile_cache import open_cache
 from spmdrl.parallel.gpus import gpu_settings
+from spmdrl.parallel.roles import learners_here, role_of
 from spmdrl.parallel.topology import Topology, all_gpus, cores, threads_per_rank
 
-__all__ = ["SAME_BITS_FLAG", "prepare_process", "settings"]
+__all__ = ["SAME_BITS_FLAG", "prepare_process", "prepare_run", "settings"]
 
 # Whether a product and a sum become one rounding (FMA) depends on how XLA happens to fuse the
 # program, which differs between topologies. Instruction sets before AVX2 do not have it.
 SAME_BITS_FLAG = "--xla_cpu_max_isa=AVX"
 
 
+def prepare_run(config: Config, topology: Topology) -> None:
+    """`prepare_process` for this rank of a run, whatever its role."""
+    acts = role_of(config, topology.rank) == "actor"
+    if acts and "jax" not in sys.modules:
+        # Its machine may have no accelerator, or one that the learner needs for itself.
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    devices = 1 if acts else config.devices
+    sequences = config.learns_from == "sequences"
+    sharing = topology if acts else learners_here(config, topology)
+    prepare_process(topology, devices, config.sync.deterministic, sequences, sharing)
+
+
 def prepare_process(
-    topology: Topology, devices: int, deterministic: bool = False, sequences: bool = False
+    topology: Topology,
+    devices: int,
+    deterministic: bool = False,
+    sequences: bool = False,
+    sharing: Topology | None = None,
 ) -> None:
     """Set what XLA reads when jax is first imported; what the user has set stays.
 
-    `sequences`: whether the run learns from whole sequences.
+    `sequences`: whether the run learns from whole sequences. `sharing` are those among which the
+    accelerators are shared out, if not all of this machine's ranks.
     """
     if "jax" in sys.modules:
         return  # too late to change anything; the caller set it up (tests do)
@@ -49,7 +69,7 @@ def prepare_process(
     # OpenBLAS, which initialises the networks, would spin on all cores at once for every rank.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _keep_freed_memory()
-    os.environ.update(gpu_settings(topology, devices, os.environ, all_gpus()))
+    os.environ.update(gpu_settings(sharing or topology, devices, os.environ, all_gpus()))
     open_cache()
 
 

@@ -109,6 +109,9 @@ class World:
     def barrier(self) -> None:
         """Wait for everybody."""
 
+    def meet(self) -> None:
+        """The same where it may take long: without keeping a core busy."""
+
     def abort(self, code: int) -> None:
         """End every rank at once."""
         os._exit(code)
@@ -231,6 +234,11 @@ class MpiWorld(World):
 
     def barrier(self) -> None:
         self._comm.Barrier()
+
+    def meet(self) -> None:
+        request = self._comm.Ibarrier()
+        while not request.Test():
+            time.sleep(0.002)
 
     def abort(self, code: int) -> None:
         self._mpi.COMM_WORLD.Abort(code)

@@ -30,7 +30,7 @@ class Phases:
 
     def __init__(self, watchdog: Watchdog, limits: SyncConfig):
         self._watchdog, self._limits = watchdog, limits
-        self._step, self._limit = 0, limits.start_timeout_s
+        self._step, self.limit = 0, limits.start_timeout_s
         self._since = time.perf_counter()
         self._seconds: dict[str, float] = collections.defaultdict(float)
         self.totals: dict[str, float] = collections.defaultdict(float)  # since the start
@@ -38,12 +38,12 @@ class Phases:
     def begin(self, step: int, compiles: bool) -> None:
         """The update that the next phases belong to; one that compiles may take longer."""
         self._step = step
-        self._limit = self._limits.start_timeout_s if compiles else self._limits.phase_timeout_s
+        self.limit = self._limits.start_timeout_s if compiles else self._limits.phase_timeout_s
 
     @contextlib.contextmanager
     def __call__(self, name: str, limit: float | None = None) -> Iterator[None]:
         """`limit`: the seconds it may last, where that is not what every phase may."""
-        self._watchdog.enter(name, self._step, limit or self._limit)
+        self._watchdog.enter(name, self._step, limit or self.limit)
         start = time.perf_counter()
         try:
             yield

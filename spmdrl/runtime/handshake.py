@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +14,8 @@ import jax
 from jaxlib import _jax
 
 from spmdrl.config import Config
-from spmdrl.parallel.placement import ids_of_ranks
+from spmdrl.parallel.ids import ids_of_ranks
+from spmdrl.parallel.roles import ROLE_MARK, Layout, role_of
 from spmdrl.parallel.topology import LaunchError, Topology
 from spmdrl.parallel.world import World
 from spmdrl.runtime.provenance import find_code
@@ -22,7 +24,9 @@ from spmdrl.runtime.rundir import RunDir, open_run, versions
 __all__ = ["handshake", "share_run", "start_jax_distributed"]
 
 
-def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
+def handshake(
+    config: Config, world: World, argv: Sequence[str], layout: Layout | None = None
+) -> list[str]:
     """Compare what must be the same on all ranks, before the first collective of the training.
 
     Returns a line about each rank. Raises LaunchError that names the rank and the difference.
@@ -30,6 +34,8 @@ def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
     devices = [d for d in jax.local_devices() if d.process_index == jax.process_index()]
     packages = {k: v for k, v in versions().items() if k != "platform"}
     mine = {
+        "role": role_of(config, world.rank),
+        "meant": os.environ.get(ROLE_MARK, ""),
         "command line": list(argv),
         "versions": packages,
         "devices": [devices[0].platform, config.devices or len(devices)],
@@ -38,7 +44,14 @@ def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
     }
     ranks = world.assemble(mine, config.sync.start_timeout_s)
     for rank, other in enumerate(ranks):
+        if other["meant"] not in ("", other["role"]):
+            raise LaunchError(
+                f"rank {rank} on {other['host']} was started as {other['meant']}, but is "
+                f"{other['role'] or 'both'} by --learners {config.learners}; learners come first"
+            )
         for what in ("command line", "versions", "devices"):
+            if what == "devices" and other["role"] == "actor":
+                continue  # a learner's may be others
             if other[what] != ranks[0][what]:
                 raise LaunchError(
                     f"rank {rank} on {other['host']} and rank 0 on {ranks[0]['host']} have "
@@ -46,12 +59,25 @@ def handshake(config: Config, world: World, argv: Sequence[str]) -> list[str]:
                     f"{differences(other[what], ranks[0][what])}. Start all "
                     "ranks with the same command from the same environment"
                 )
-    envs = [len(ids) for ids in ids_of_ranks(config, world.size)]
     return [
-        f"rank {i}/{world.size} on {r['host']}: {r['devices'][1]} {r['devices'][0]} device(s), "
-        f"{n} environment(s), MPI ready in {r['ready_s']:.1f} s"
-        for i, (r, n) in enumerate(zip(ranks, envs, strict=True))
+        f"rank {i}/{world.size} on {r['host']}: {part}, MPI ready in {r['ready_s']:.1f} s"
+        for i, (r, part) in enumerate(zip(ranks, parts(config, ranks, layout), strict=True))
     ]
+
+
+def parts(config: Config, ranks: Sequence[Any], layout: Layout | None) -> list[str]:
+    """What each rank has, and where some only act, its role."""
+    having = [f"{r['devices'][1]} {r['devices'][0]} device(s)" for r in ranks]
+    if layout is None:
+        envs = [len(ids) for ids in ids_of_ranks(config, len(ranks))]
+        return [f"{devices}, {n} environment(s)" for devices, n in zip(having, envs, strict=True)]
+    found = []
+    for rank in range(layout.size):
+        ids, acts = layout.ids(rank), layout.role(rank) == "actor"
+        role = f"actor of rank {layout.learner_of(rank)}" if acts else "learner"
+        where = "cpu" if acts else having[rank]
+        found.append(f"{role}, environments {ids.start} to {ids.stop - 1}, {where}")
+    return found
 
 
 def differences(mine: Any, theirs: Any) -> str:

@@ -12,7 +12,7 @@ import jax
 from spmdrl.learning.state import params_sha256
 from spmdrl.parallel.comm_meter import CommMeter
 from spmdrl.parallel.compile_cache import publish
-from spmdrl.parallel.guards import NotFinite, assert_in_sync
+from spmdrl.parallel.guards import NotFinite, NotFiniteError, assert_in_sync
 from spmdrl.parallel.mesh import commit
 from spmdrl.runtime.build import Trainer
 from spmdrl.runtime.clock import Every, Phases, Rate, Row
@@ -50,8 +50,10 @@ class TrainingLoop:
         self.logger, self.stop, self.publishes = logger, stop, publishes
         self.phases = Phases(watchdog, self.config.sync)
         self.stats = EpisodeStats(self.config.log.window)
-        self.saver = Saver(self.config, self.world, trainer.mesh, run_dir, logger)
+        everyone = trainer.everyone or self.world
+        self.saver = Saver(self.config, self.world, trainer.mesh, run_dir, logger, everyone)
         self.guard = NotFinite(self.config.sync, trainer.devices)
+        everyone.meet()  # they have built what will be restored
         restored = self.saver.restore(trainer.state, trainer.collector, self.stats)
         trainer.state = commit(restored, trainer.mesh)
         self.first, self.last = int(trainer.state.step), self.config.num_updates
@@ -68,25 +70,31 @@ class TrainingLoop:
         self.meeting = Meeting(self.world)
         self.evaluator = Evaluator(self.config, self.world, stop, logger, self.saver)
         self.evaluator.resume(self.saver.restored, self.stats)
+        watchdog.waits_for = trainer.collector.waits_for
+        over = self.first >= self.last or bool(self.evaluator.reached)
+        trainer.collector.begin(trainer.state, self.first, over)
 
     def train(self) -> dict[str, Any]:
         """Train to the end; the summary of the run."""
         started, phases, trainer = time.perf_counter(), self.phases, self.trainer
+        source = trainer.collector
         for step in range(self.first, self.first if self.evaluator.reached else self.last):
             phases.begin(step, compiles=step == self.first)
-            with phases("collect"):
+            with phases(source.phase):
                 rollout, episodes = trainer.collect()
             with phases("wait"):
-                stopping = self.meeting.hold(self.stop.signal is not None, episodes, phases)
+                asked = self.stop.signal is not None or source.stop_asked
+                stopping = self.meeting.hold(asked, episodes, phases)
             with phases("update"):
                 more = step + 1 < self.last and not self.should_renew(step)
                 report = trainer.learn(rollout, ahead=self.config.collects_ahead and more)
             if step == self.first:
                 settle_process(self.publishes)
-            self.guard.check(report.nonfinite, step)
+            self.guard_numbers(report, step)
             self.stats.add(*self.meeting.gather_episodes(episodes))
             self.comm.tick(step)
             self.evaluator.tick(step, trainer.state, self.stats, phases)
+            self.publish(step, stopping)
             self.log(step, report)
             self.advise(step)
             self.check(step)
@@ -95,9 +103,32 @@ class TrainingLoop:
             if self.evaluator.reached:
                 break
             if stopping and step + 1 < self.last:
+                self.leave()
                 raise Stopped(f"stopped on request after update {step + 1} of {self.last}")
-        trainer.collector.close()
+        self.leave()
         return self.summary(time.perf_counter() - started)
+
+    def guard_numbers(self, report: Report, step: int) -> None:
+        """End the run if numbers are not finite, and say which actor they came from."""
+        try:
+            self.guard.check(report.nonfinite, step)
+        except NotFiniteError as error:
+            if whose := self.trainer.collector.blame():
+                error.add_note(f"They came from the environments of {whose}.")
+            raise
+
+    def publish(self, step: int, stopping: bool) -> None:
+        """The new model, for ranks that only act; they must know whether it is the last."""
+        last = step + 1 == self.last or bool(self.evaluator.reached)
+        with self.phases("update"):
+            self.trainer.collector.publish(self.trainer.state, stopping, last)
+
+    def leave(self) -> None:
+        """Environments are closed; ranks that only act have been told, and have answered."""
+        with self.phases("wait"):
+            self.trainer.collector.close()
+        if advice := self.trainer.collector.advice():
+            self.logger.info(advice)
 
     # -- tasks, each when it is due
 
@@ -110,6 +141,7 @@ class TrainingLoop:
         row = self.rate.row(step + 1, total) | self.stats.row() | to_floats(report.metrics)
         row |= time_row(seconds, total)
         row |= self.comm.row(self.meeting.seconds(), seconds["update"]) | evaluator.row
+        row |= self.trainer.collector.row(total)
         self.logger.write(row)
 
     def advise(self, step: int) -> None:

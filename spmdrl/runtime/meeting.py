@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spmdrl.acting.collector import Episodes
+from spmdrl.acting.source import Episodes
 from spmdrl.parallel.comm_meter import PHASES
 from spmdrl.parallel.world import World
 from spmdrl.runtime.clock import Phases

@@ -15,7 +15,7 @@ class Metric(NamedTuple):
     meaning: str
 
 
-ALWAYS, RANKS = "every run", "several ranks"
+ALWAYS, RANKS, ROLES = "every run", "several ranks", "actors and learners"
 PPO, VTRACE = "Ppo, Appo", "Impala, Appo"
 
 METRICS = (
@@ -57,6 +57,18 @@ METRICS = (
     Metric("rank/N/collect", "2 to 16 ranks", "seconds of collecting on rank N"),
     Metric("rank/N/wait", "2 to 16 ranks", "seconds of waiting on rank N"),
     Metric("rank/N/update", "2 to 16 ranks", "seconds of learning on rank N"),
+    Metric("roles/lag_mean", ROLES, "updates between a rollout's model and the one that learns"),
+    Metric("roles/lag_max", ROLES, "the same of the rollout that is furthest behind"),
+    Metric("roles/learner_idle", ROLES, "share of the time that rank 0 waited for rollouts"),
+    Metric("roles/actor_idle_mean", ROLES, "share of the time that its actors waited for models"),
+    Metric("roles/actor_idle_max", ROLES, "the same of the actor that waited longest"),
+    Metric("roles/slowest", ROLES, "rank of the actor that took longest"),
+    Metric("roles/ready", ROLES, "rollouts that were there already when one was asked for"),
+    Metric("roles/wait_ms_p50", ROLES, "median of the learner's waits, in ms"),
+    Metric("roles/wait_ms_p95", ROLES, "95th percentile of the same"),
+    Metric("roles/send_ms_p50", ROLES, "what an actor spends on handing over a rollout, in ms"),
+    Metric("roles/rollout_bytes", ROLES, "bytes of a rollout, of all of rank 0's actors"),
+    Metric("roles/params_bytes", ROLES, "bytes of a model on its way to an actor"),
     Metric("comm/bytes_per_update", RANKS, "bytes of gradient that each rank adds per update"),
     Metric("comm/allreduce_ms_p50", RANKS, "median of the probes: one sum over ranks, in ms"),
     Metric("comm/allreduce_ms_p95", RANKS, "95th percentile of the same"),

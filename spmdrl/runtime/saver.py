@@ -20,11 +20,10 @@ from jax.sharding import Mesh
 from safetensors.numpy import load as load_bytes
 from safetensors.numpy import save as save_bytes
 
-from spmdrl.acting.collector import Collector
+from spmdrl.acting.source import Source
 from spmdrl.config import Config
 from spmdrl.learning.state import params_sha256
 from spmdrl.parallel.mesh import on_device, replicate
-from spmdrl.parallel.placement import ids_of_ranks
 from spmdrl.parallel.world import World
 from spmdrl.runtime.checkpoint import (
     Checkpointer,
@@ -66,8 +65,18 @@ class Saver:
     only after it has waited for that thread.
     """
 
-    def __init__(self, config: Config, world: World, mesh: Mesh, run_dir: Path, logger: NullLogger):
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        mesh: Mesh,
+        run_dir: Path,
+        logger: NullLogger,
+        everyone: World | None = None,
+    ):
+        """`world` are the ranks that learn, `everyone` also those that only act."""
         self._config, self._world, self._mesh, self._logger = config, world, mesh, logger
+        self._everyone = everyone or world
         self._run_dir = run_dir
         self._checkpointer = Checkpointer(run_dir / "checkpoints", config.checkpoint.keep)
         self._segments: list[dict[str, Any]] = []  # of actions, since the environments were made
@@ -87,7 +96,7 @@ class Saver:
     def save(
         self,
         state: TrainState,
-        collector: Collector,
+        collector: Source,
         stats: EpisodeStats,
         must: bool = False,
         evaluated: float | None = None,
@@ -189,12 +198,12 @@ class Saver:
 
     # -- restoring
 
-    def restore(self, state: TrainState, collector: Collector, stats: EpisodeStats) -> TrainState:
+    def restore(self, state: TrainState, collector: Source, stats: EpisodeStats) -> TrainState:
         """The state to resume from; the given one where nothing was saved yet."""
         snapshot = None
         if self._world.is_root:
             snapshot = self._checkpointer.restore(self._logger.warning, self._check_segments)
-        meta = self._world.broadcast_json(snapshot.meta if snapshot else None)
+        meta = self._everyone.broadcast_json(snapshot.meta if snapshot else None)
         self._logger.rewind(0 if meta is None else meta["step"])
         if meta is None:
             return state
@@ -207,6 +216,14 @@ class Saver:
             f"parameters {meta['params_sha256'][:12]}"
         )
         return state
+
+    def restore_actor(self, collector: Source) -> int:
+        """The part of a rank that only acts, while the others `restore`; the update to begin at."""
+        meta = self._everyone.broadcast_json(None)
+        if meta is None:
+            return 0
+        self._restore_actors(collector, None, meta)
+        return int(meta["step"])
 
     def _restore_learner(
         self, state: TrainState, snapshot: Snapshot | None, step: int
@@ -223,7 +240,7 @@ class Saver:
         return replicate(restored, self._mesh)
 
     def _restore_actors(
-        self, collector: Collector, snapshot: Snapshot | None, meta: dict[str, Any]
+        self, collector: Source, snapshot: Snapshot | None, meta: dict[str, Any]
     ) -> None:
         if self._config.checkpoint.envs == "fresh":
             collector.renew(generation=-meta["step"])  # new episodes, other than the first ones
@@ -239,9 +256,9 @@ class Saver:
         if step % every == 0:
             return  # the environments are made anew here anyway
         named = self._scatter_actors(collector, snapshot)
-        collector.replay(self._scatter(actions), named)
+        collector.replay(self._scatter(collector, actions), named)
 
-    def _scatter_actors(self, collector: Collector, snapshot: Snapshot | None) -> Arrays:
+    def _scatter_actors(self, collector: Source, snapshot: Snapshot | None) -> Arrays:
         """The saved state of this rank's actors."""
         names = sorted(collector.named_state())
         saved = {} if snapshot is None else snapshot.arrays["actors"]
@@ -251,7 +268,7 @@ class Saver:
                 f"the saved environments have no {missing[0]}; has their code changed since? "
                 "--checkpoint.envs fresh resumes with new episodes"
             )
-        return {name: self._scatter(saved.get(name)) for name in names}
+        return {name: self._scatter(collector, saved.get(name)) for name in names}
 
     def _check_segments(self, snapshot: Snapshot) -> None:
         if self._config.checkpoint.envs == "replay":
@@ -271,14 +288,14 @@ class Saver:
             )
         return load_bytes(data)["actions"]
 
-    def _scatter(self, array: np.ndarray | None) -> np.ndarray:
+    def _scatter(self, collector: Source, array: np.ndarray | None) -> np.ndarray:
         """This rank's environments of an array that rank 0 has."""
         found = None if array is None else {"shape": array.shape, "dtype": array.dtype.str}
-        form = self._world.broadcast_json(found)
+        form = self._everyone.broadcast_json(found)
         if array is None:
             array = np.empty(form["shape"], form["dtype"])
-        mine = ids_of_ranks(self._config, self._world.size)[self._world.rank]
-        return self._world.broadcast(array)[mine.start : mine.stop]
+        mine = collector.ids
+        return self._everyone.broadcast(array)[mine.start : mine.stop]
 
 
 def _without_model(state: TrainState) -> dict[str, Any]:

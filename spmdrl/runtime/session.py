@@ -9,9 +9,12 @@ from spmdrl.config import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_STOPPED, Config, Conf
 from spmdrl.nets.describe import describe
 from spmdrl.parallel.guards import GuardError
 from spmdrl.parallel.process import settings
+from spmdrl.parallel.roles import Layout, layout_of, role_of
 from spmdrl.parallel.topology import LaunchError, Topology, threads_per_rank
+from spmdrl.parallel.wire import run_hash
 from spmdrl.parallel.world import World, abort_all
-from spmdrl.runtime.build import Trainer, build_trainer
+from spmdrl.runtime.act import ActingLoop
+from spmdrl.runtime.build import Trainer, build_learner, build_trainer
 from spmdrl.runtime.handshake import handshake, share_run, start_jax_distributed
 from spmdrl.runtime.logger import NullLogger, make_logger
 from spmdrl.runtime.loop import Stopped, TrainingLoop
@@ -75,12 +78,20 @@ class Session:
         self._logger = NullLogger()
         self._run: RunDir | None = None
         self._again = again
+        self._role = watchdog.role = role_of(config, topology.rank)
 
     def train(self, stop: StopRequest) -> None:
+        """This rank's part, whichever it is, to the end of the run."""
         config, topology, world = self._config, self._topology, self._world
+        layout = layout_of(config, world.size)
+        if layout and not world.has_threads:
+            raise LaunchError(
+                f"ranks that only act need an MPI with MPI_THREAD_MULTIPLE; this one provides "
+                f"MPI_THREAD_{world.thread_level.upper()}. Leave --learners out"
+            )
         if config.sync.strategy == "jax" and world.size > 1:
             start_jax_distributed(topology, world)
-        ranks = handshake(config, world, self._argv)
+        ranks = handshake(config, world, self._argv, layout)
         self._run = run = share_run(config, world)
         self._again = self._again or command_line(run.path, self._argv)
         self._watchdog.move(run.path / ".heartbeat")
@@ -93,10 +104,31 @@ class Session:
             files = ", ".join(run.changed_code)
             logger.warning(f"code has changed since this run was last started: {files}")
         threads = config.env.threads or threads_per_rank(topology)
+        if layout and self._role == "actor":
+            self._act(stop, layout, run, threads)
+        else:
+            self._learn(stop, layout, run, threads)
+
+    def _act(self, stop: StopRequest, layout: Layout, run: RunDir, threads: int) -> None:
+        rank = self._world.rank
+        first = rank == layout.learners or self._topology.local_rank == 0
+        self._logger.info(f"rank {rank}: {settings(threads)}")
+        loop = ActingLoop(
+            self._config, self._world, layout, run.path, run_hash(run.run_id, layout), threads,
+            stop, self._watchdog, publishes=first,
+        )  # fmt: skip
+        loop.act()
+
+    def _learn(self, stop: StopRequest, layout: Layout | None, run: RunDir, threads: int) -> None:
+        config, topology, world, logger = self._config, self._topology, self._world, self._logger
         source = read_source(config, run.path) if world.is_root else None
         if source is not None:
             logger.info(f"begins with the parameters of {config.init_from}, update {source.step}")
-        trainer = build_trainer(config, world, threads, source=source)
+        if layout:
+            run_id = run_hash(run.run_id, layout)
+            trainer = build_learner(config, world, layout, run_id, source)
+        else:
+            trainer = build_trainer(config, world, threads, source=source)
         if world.is_root:
             write_spaces(run.path, trainer.collector.spec)
         publishes = topology.local_rank == 0
@@ -130,7 +162,7 @@ class Session:
         if isinstance(error, GuardError) and world.rank != min(error.ranks):
             # All ranks have found it together; the guilty one reports it and ends the job.
             return abort_all(world, EXIT_FAULT, after_s=5.0)
-        report_fault(world.rank, world.size, where, error)
+        report_fault(world.rank, world.size, where, error, self._role)
         if self._run:  # whichever rank it is: the others are about to be ended without a report
             reason = f"{type(error).__name__}: {error}"
             write_status(self._run.path, "failed", f"rank {world.rank}, {where}: {reason}")
@@ -149,10 +181,15 @@ class Session:
 def header(trainer: Trainer) -> str:
     """What is about to happen, in one line."""
     config = trainer.config
+    where = f"{trainer.world.size} rank(s) x {trainer.devices} device(s)"
+    if trainer.everyone:
+        actors = trainer.everyone.size - trainer.world.size
+        learners = f"{trainer.world.size} learner(s) x {trainer.devices} device(s)"
+        where = f"{actors} actor(s), learned from by {learners}"
     return (
-        f"{config.env.id}: {config.env.num_envs} environments on {trainer.world.size} rank(s) x "
-        f"{trainer.devices} device(s), {config.num_updates:,} updates of {config.batch_size:,} "
-        f"steps; rollouts {trainer.collector.description}{lag_note(config)}"
+        f"{config.env.id}: {config.env.num_envs} environments on {where}, "
+        f"{config.num_updates:,} updates of {config.batch_size:,} steps; rollouts "
+        f"{trainer.collector.description}{lag_note(config)}"
     )
 
 

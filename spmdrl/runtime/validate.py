@@ -6,6 +6,7 @@ import importlib.util
 
 from spmdrl.config import Config, ConfigError, OptimConfig, own_code
 from spmdrl.config.rules import check_fields
+from spmdrl.parallel.roles import layout_of
 
 __all__ = ["check_extras", "nearest_multiples", "validate"]
 
@@ -18,8 +19,10 @@ def validate(config: Config, size: int = 1, devices: int = 1) -> None:
     _check_optimizer(config.optim)
     _check_run(config)
     _check_memory(config)
-    _check_minibatches(config, size * devices)
-    _check_topology(config, size, devices)
+    learning = config.learners or size
+    _check_minibatches(config, learning * devices)
+    _check_topology(config, learning, devices)
+    _check_roles(config, size)
 
 
 def check_extras(config: Config) -> None:
@@ -113,6 +116,13 @@ def _check_memory(config: Config) -> None:
         raise ConfigError(
             f"net.bptt {bptt} does not divide algo.num_steps {steps}; nearest: {below}, {above}"
         )
+
+
+def _check_roles(config: Config, size: int) -> None:
+    """A single rank is whoever uses a trained policy, or is about to start the others."""
+    ranks = size if size > 1 else config.learners + config.actors
+    if size > 1 or config.actors or not config.learners:
+        layout_of(config, ranks)
 
 
 def _check_topology(config: Config, size: int, devices: int) -> None:

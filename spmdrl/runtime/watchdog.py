@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ class Watchdog:
 
     def __init__(self, rank: int, size: int, folder: Path | None):
         self._rank, self._size = rank, size
+        self.role = ""  # learner or actor, where ranks do not do both
+        self.waits_for: Callable[[], str] = str  # whom this rank waits for, or nothing, as `str()`
         self._folder, self._earlier = folder, folder  # the second is the job's, on this host
         self._place = PlaceFile(folder, rank)
         self._siblings: dict[int, int] = {}  # rank: pid, of those that are starting on this host
@@ -119,6 +122,7 @@ class Watchdog:
             "time": time.time(),
             "update": self._update,
             "phase": self._phase,
+            "role": self.role,
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
@@ -154,9 +158,10 @@ class Watchdog:
             return  # one report is enough, and that rank makes it
         for rank, beat in dead.items():
             _say(
-                f"rank {rank} of {self._size} on {here} (pid {beat['pid']}) died (killed, or by "
-                f"os._exit) in update {beat['update']}, phase {beat['phase']}; the job ends. "
-                "Start the same command again to resume from the last checkpoint"
+                f"rank {rank} of {self._size}{in_brackets(beat.get('role', ''))} on {here} "
+                f"(pid {beat['pid']}) died (killed, or by os._exit) in update {beat['update']}, "
+                f"phase {beat['phase']}; the job ends. Start the same command again to resume from "
+                "the last checkpoint"
             )
         if not dead and self._phase == "start":
             _say("received SIGTERM in phase start, from you or because a rank has ended")
@@ -175,10 +180,13 @@ class Watchdog:
         if not self._first_to_tell():
             time.sleep(LISTENING_S + 1.0)  # the first rank to leave ends the job, told or not
         else:
+            who = f"rank {self._rank} of {self._size}{in_brackets(self.role)}"
+            whom = self.waits_for()
+            waits = f"It waits for {whom}. " if whom else ""
             _say(
-                f"rank {self._rank} of {self._size} on {socket.gethostname()} has been in "
+                f"{who} on {socket.gethostname()} has been in "
                 f"{self.where()} for {waited:.0f} s, longer than its limit of {self._limit:.0f} s. "
-                f"{self._laggard()} Raise --sync.phase-timeout-s if that is expected."
+                f"{waits}{self._laggard()} Raise --sync.phase-timeout-s if that is expected."
             )
         faulthandler.dump_traceback(all_threads=True)
         # The heartbeat stays: without it this rank would be taken for the one that hangs.
@@ -203,7 +211,7 @@ class Watchdog:
         """Who is behind, by the heartbeats: silent for long, or in the earliest phase."""
         if self._folder is None or self._size == 1:
             return ""
-        order = ["config", "start", "collect", "wait", "update", "eval", "check", "save"]
+        order = ["config", "start", "collect", "send", "wait", "update", "eval", "check", "save"]
         found = []
         silent = self._silent()
         for rank in range(self._size):
@@ -212,8 +220,8 @@ class Watchdog:
                 return f"Rank {rank} has no heartbeat."
             if rank in silent:
                 return (
-                    f"Rank {rank} has been silent for {LISTENING_S:.0f} s, since {beat['phase']} "
-                    f"of update {beat['update']}."
+                    f"Rank {rank}{in_brackets(beat.get('role', ''))} has been silent for "
+                    f"{LISTENING_S:.0f} s, since {beat['phase']} of update {beat['update']}."
                 )
             position = order.index(beat["phase"]) if beat["phase"] in order else 0
             found.append(((beat["update"], position), rank, beat))
@@ -223,7 +231,8 @@ class Watchdog:
                 "the network between them."
             )
         _, rank, beat = min(found)
-        return f"Rank {rank} is furthest behind: {beat['phase']} of update {beat['update']}."
+        who = f"Rank {rank}{in_brackets(beat.get('role', ''))}"
+        return f"{who} is furthest behind: {beat['phase']} of update {beat['update']}."
 
     def _silent(self) -> set[int]:
         """Ranks that give no heartbeat while this one listens, by its own clock.
@@ -255,7 +264,12 @@ def is_running(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
-def report_fault(rank: int, size: int, where: str, error: BaseException) -> None:
+def in_brackets(role: str) -> str:
+    """After the number of a rank."""
+    return f" ({role})" if role else ""
+
+
+def report_fault(rank: int, size: int, where: str, error: BaseException, role: str = "") -> None:
     """The one traceback of a failed run, with who and where.
 
     An environment brings its own; how the trainer came to call it would only bury that.
@@ -265,7 +279,8 @@ def report_fault(rank: int, size: int, where: str, error: BaseException) -> None
     else:
         text = "".join(traceback.format_exception(error))
     print(
-        f"spmdrl: rank {rank} of {size} on {socket.gethostname()} failed in {where}:\n{text}",
+        f"spmdrl: rank {rank} of {size}{in_brackets(role)} on {socket.gethostname()} failed in "
+        f"{where}:\n{text}",
         end="",
         file=sys.stderr,
         flush=True,

@@ -31,7 +31,7 @@ SIZES = [
     "--checkpoint.every", "3", "--log.panel", "off",
 ]  # fmt: skip
 Flags = Sequence[str]  # of the run, besides its sizes
-TIMED = ("time/", "perf/", "comm/", "rank/", "progress/eta")
+TIMED = ("time/", "perf/", "comm/", "rank/", "roles/", "progress/eta")
 
 
 def start(run_dir: Path, ranks: int, cache: Path, flags: Flags) -> subprocess.Popen[str]:

@@ -66,7 +66,7 @@ def run(
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     """The metrics that do not depend on the clock or the topology."""
-    timed = ("time/", "perf/", "comm/", "rank/", "progress/eta")
+    timed = ("time/", "perf/", "comm/", "rank/", "roles/", "progress/eta")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(n).items() if not k.startswith(timed)} for n in lines]
 
