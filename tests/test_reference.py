@@ -10,11 +10,11 @@ import re
 import pytest
 
 from spmdrl import reference
-from spmdrl.algos import Ppo
+from spmdrl.algos import ALGORITHMS, Ppo
 from spmdrl.config import AlgoConfig, Config
 from spmdrl.config.rules import fields_of
 from spmdrl.parallel.comm_meter import PHASES
-from spmdrl.reference import ALGORITHMS, COMMAND, docstrings, kind_words, page
+from spmdrl.reference import COMMAND, docstrings, kind_words, page
 from spmdrl.runtime.metric_names import METRICS, describe_metric
 from tests.children import ROOT, succeed
 
