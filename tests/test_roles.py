@@ -421,6 +421,7 @@ def test_bad_ranks_are_answered_under_mpirun():
     assert "3 learners and 2 actors are 5 ranks, but mpirun has started 4" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_meant_to_be_something_else(tmp_path):
     done = python(
         "-m", "spmdrl.train", CARTPOLE, *ROLES, "--run-dir", tmp_path / "run", SPMDRL_ROLE="actor"

@@ -445,7 +445,8 @@ def test_hosts_with_roles_are_checked_against_the_config(run, tmp_path):
 
 def test_the_job_column_of_the_old_csv_is_a_role(run, tmp_path):
     rows = "ps,a,1,-1,22,,\nactor,b,2,,22,,\nlearner,a,2,0,22,,\nactor,c,2,,22,,\n"
-    code, out, _ = run("--cluster", write(tmp_path, OLD_HEADER + rows))
+    code, out, err = run("--cluster", write(tmp_path, OLD_HEADER + rows))
+    assert "1 row(s) of a parameter server left out" in err
     learners, actors = shlex.join(shlex.split(out)).split(" : ")
     assert code == 0
     assert "--host a:1 -x CUDA_VISIBLE_DEVICES=0 -x SPMDRL_ROLE=learner python" in learners

@@ -11,6 +11,7 @@ import csv
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -108,8 +109,10 @@ def read_cluster(path: str) -> list[Host]:
             hosts.append((where, _job(header, row), _parse_row(where, header, row)))
     if all(job != "actor" for _, job, _ in hosts):  # then every process does both
         return _merge(path, [host for _, _, host in hosts])
-    # There is no parameter server here: its rows need no process.
     kept = [(where, job, host) for where, job, host in hosts if job != "ps"]
+    if servers := len(hosts) - len(kept):
+        said = f"{path}: {servers} row(s) of a parameter server left out: there is none here"
+        print(said, file=sys.stderr)
     return _merge(path, [replace(host, role=_role(where, job)) for where, job, host in kept])
 
 
