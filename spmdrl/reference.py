@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from spmdrl.algos import Appo, Impala, Ppo
+from spmdrl.algos import ALGORITHMS
 from spmdrl.cli import answer_errors
-from spmdrl.config import AlgoConfig, Config, ConfigError
+from spmdrl.config import Config, ConfigError
 from spmdrl.config.rules import Field, fields_of
 from spmdrl.options import parse
 from spmdrl.runtime.metric_names import METRICS
 
 __all__ = ["main", "page"]
 
-ALGORITHMS: tuple[type[AlgoConfig], ...] = (Ppo, Appo, Impala)
 COMMAND = "python -m spmdrl.reference --out docs/reference.md"
 
 

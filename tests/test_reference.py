@@ -10,16 +10,17 @@ import re
 import pytest
 
 from spmdrl import reference
-from spmdrl.algos import Ppo
+from spmdrl.algos import ALGORITHMS, Ppo
 from spmdrl.config import AlgoConfig, Config
 from spmdrl.config.rules import fields_of
 from spmdrl.parallel.comm_meter import PHASES
-from spmdrl.reference import ALGORITHMS, COMMAND, docstrings, kind_words, page
+from spmdrl.reference import COMMAND, docstrings, kind_words, page
 from spmdrl.runtime.metric_names import METRICS, describe_metric
 from tests.children import ROOT, succeed
 
 FAMILIES = {metric.name.partition("/")[0] for metric in METRICS}
 METRIC = re.compile(r"[a-z]+/[a-z0-9_]+")
+NO_METRICS = {"rollout/action"}  # a part of the message with a rollout
 
 
 def test_the_page_is_up_to_date():
@@ -63,7 +64,7 @@ def names_in_code() -> set[str]:
                 family = node.value.partition("/")[0]
                 if METRIC.fullmatch(node.value) and family in FAMILIES:
                     found.add(node.value)
-    return found
+    return found - NO_METRICS
 
 
 def test_every_metric_in_the_code_is_described():

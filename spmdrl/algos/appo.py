@@ -24,7 +24,7 @@ from spmdrl.algos.base import (
     Rollout,
 )
 from spmdrl.algos.ppo import Ppo
-from spmdrl.algos.vtrace import Clips, vtrace
+from spmdrl.algos.vtrace import METRICS, Clips, vtrace
 from spmdrl.config.rules import Positive
 from spmdrl.lazy import Array, jnp
 
@@ -43,6 +43,7 @@ class Appo(Ppo):
     """Gradient of the mean over a minibatch's rows, or of their sum."""
 
     corrects_lag: ClassVar[bool] = True
+    metrics: ClassVar[tuple[tuple[str, str], ...]] = (*Ppo.metrics, *METRICS)
 
     def make(self) -> Algorithm:
         return dataclasses.replace(

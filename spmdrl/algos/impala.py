@@ -25,7 +25,7 @@ from spmdrl.algos.base import (
     scheduled,
     valid_sum,
 )
-from spmdrl.algos.vtrace import Clips, vtrace
+from spmdrl.algos.vtrace import METRICS, Clips, vtrace
 from spmdrl.config.rules import Count, NonNegative, Positive, Range, Share
 from spmdrl.config.schema import AlgoConfig
 from spmdrl.lazy import Array, jax, jnp
@@ -69,6 +69,7 @@ class Impala(AlgoConfig):
         ("loss/value", "value loss", ".3f"),
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("vtrace/rho_mean", "mean ratio"),)
+    metrics: ClassVar[tuple[tuple[str, str], ...]] = METRICS
 
     def make(self) -> Algorithm:
         return Algorithm(

@@ -60,6 +60,11 @@ class Ppo(AlgoConfig):
         ("ppo/explained_variance", "explained variance", ".2f"),
     )
     plots: ClassVar[tuple[tuple[str, str], ...]] = (("ppo/approx_kl", "approximate KL"),)
+    metrics: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("ppo/approx_kl", "KL divergence from the policy before, ratio - 1 - log ratio"),
+        ("ppo/clip_frac", "share of rows whose ratio is further than `clip_eps` from 1"),
+        ("ppo/explained_variance", "share of the returns' variance that the values explain"),
+    )
 
     def make(self) -> Algorithm:
         return Algorithm(

@@ -9,7 +9,12 @@ from jaxtyping import Bool, Float
 from spmdrl.lazy import Array, jax, jnp
 from spmdrl.parallel.recurrence import recurrence
 
-__all__ = ["Clips", "Corrected", "vtrace"]
+__all__ = ["METRICS", "Clips", "Corrected", "vtrace"]
+
+METRICS = (
+    ("vtrace/rho_mean", "mean ratio of the learner's policy to the one that acted"),
+    ("vtrace/clipped", "share of rows whose ratio is above `rho_clip`"),
+)
 
 
 class Clips(NamedTuple):

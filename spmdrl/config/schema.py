@@ -145,6 +145,8 @@ class AlgoConfig:
     """Metrics in the live panel: name, label, format."""
     plots: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Metrics that `spmdrl.plot` draws besides the usual ones: name, title."""
+    metrics: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Metrics of its own, for the reference: name, meaning."""
 
     def __post_init__(self) -> None:
         if type(self) is AlgoConfig:

@@ -282,12 +282,8 @@ def _wanted_level(MPI: Any) -> int:
 
 def _thread_level(MPI: Any) -> str:
     """What MPI provides, which may be less than `_init` asked for."""
-    levels = {
-        MPI.THREAD_SINGLE: "single",
-        MPI.THREAD_FUNNELED: "funneled",
-        MPI.THREAD_SERIALIZED: "serialized",
-        MPI.THREAD_MULTIPLE: "multiple",
-    }
+    names = ("single", "funneled", "serialized", "multiple")
+    levels = {getattr(MPI, f"THREAD_{name.upper()}"): name for name in names}
     return levels[MPI.Query_thread()]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from spmdrl.algos import ALGORITHMS
+
 __all__ = ["METRICS", "Metric", "describe_metric"]
 
 
@@ -16,9 +18,8 @@ class Metric(NamedTuple):
 
 
 ALWAYS, RANKS, ROLES = "every run", "several ranks", "actors and learners"
-PPO, VTRACE = "Ppo, Appo", "Impala, Appo"
 
-METRICS = (
+OURS = (
     Metric("progress/update", ALWAYS, "updates so far; of a clone, epochs"),
     Metric("progress/steps", ALWAYS, "environment steps so far, of all ranks together"),
     Metric("progress/eta_s", ALWAYS, "seconds left at the present speed"),
@@ -30,11 +31,6 @@ METRICS = (
     Metric("loss/value", ALWAYS, "value loss, before `algo.value_coef`"),
     Metric("loss/entropy", ALWAYS, "entropy of the policy, in nats, before `algo.entropy_coef`"),
     Metric("loss/nll", "clones", "negative log-likelihood of the recorded actions"),
-    Metric("ppo/approx_kl", PPO, "KL divergence from the policy before, ratio - 1 - log ratio"),
-    Metric("ppo/clip_frac", PPO, "share of rows whose ratio is further than `clip_eps` from 1"),
-    Metric("ppo/explained_variance", PPO, "share of the returns' variance that the values explain"),
-    Metric("vtrace/rho_mean", VTRACE, "mean ratio of the learner's policy to the one that acted"),
-    Metric("vtrace/clipped", VTRACE, "share of rows whose ratio is above `rho_clip`"),
     Metric("rollout/lag", "lag of 1 or more", "updates between the model that acted and this one"),
     Metric("optim/lr", ALWAYS, "learning rate"),
     Metric("optim/grad_norm", ALWAYS, "norm of the gradient before clipping"),
@@ -73,6 +69,18 @@ METRICS = (
     Metric("comm/allreduce_ms_p50", RANKS, "median of the probes: one sum over ranks, in ms"),
     Metric("comm/allreduce_ms_p95", RANKS, "95th percentile of the same"),
 )
+
+
+def of_algorithms() -> tuple[Metric, ...]:
+    """What they report, each metric once."""
+    meanings = {name: meaning for algo in ALGORITHMS for name, meaning in algo.metrics}
+    owners = {
+        name: [a.__name__ for a in ALGORITHMS if name in dict(a.metrics)] for name in meanings
+    }
+    return tuple(Metric(name, ", ".join(owners[name]), meanings[name]) for name in meanings)
+
+
+METRICS = (*OURS, *of_algorithms())
 
 
 def describe_metric(name: str) -> Metric | None:
