@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -16,8 +17,10 @@ import pytest
 import spmdrl
 from spmdrl.config import Config, ConfigError, EnvConfig, NetConfig, load, own_code
 from spmdrl.nets import make_policy
+from spmdrl.nets import policy as nets_policy
 from spmdrl.nets.describe import describe
 from spmdrl.nets.torsos import as_numbers
+from spmdrl.parallel.platforms import likes
 from spmdrl.runtime.consent import Consent, bring_code
 from spmdrl.runtime.provenance import find_code, needs_code
 from spmdrl.runtime.validate import check_extras, validate
@@ -138,7 +141,8 @@ def test_of_numbers_beside_a_mask_it_gets_the_numbers(networks):
 
 @pytest.mark.parametrize("core", ["none", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_a_long_sequence_of_images_gives_what_single_steps_give(networks, core, monkeypatch):
-    monkeypatch.setattr("spmdrl.nets.policy._image_rows", lambda platform, spec: 2)
+    few = dataclasses.replace(likes("cpu"), image_rows=2)
+    monkeypatch.setattr(nets_policy, "likes", lambda platform: few)
     policy, _ = policy_of("their_nets:Two", IMAGE, core=core, core_size=3)
     params = policy.init(jax.random.key(1))
     variables = {"params": params, "obs_stats": {}}

@@ -70,3 +70,9 @@ def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"imageio-ffmpeg: pip install 'spmdrl\[video\]'"):
         check_video_file("a.mp4")
+
+
+def test_an_mp4_that_cannot_be_written_is_said(tmp_path):
+    pytest.importorskip("imageio_ffmpeg", reason="part of the extra `video`")
+    (tmp_path / "a.mp4").mkdir()
+    assert "a.mp4 could not be written: " in written(str(tmp_path / "a.mp4"), 400)

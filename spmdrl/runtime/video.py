@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import subprocess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,27 +75,32 @@ class Mp4:
 
     def __init__(self, path: str):
         self._path = path
-        self._encoder: Any = None
+        self._encoder: subprocess.Popen[bytes] | None = None
 
     def append(self, frame: np.ndarray) -> None:
         if self._encoder is None:
             self._encoder = self._begin(frame.shape[1], frame.shape[0])
-        self._encoder.send(np.ascontiguousarray(frame, np.uint8))
+        assert self._encoder.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `close` says why
+            self._encoder.stdin.write(np.ascontiguousarray(frame, np.uint8).tobytes())
 
-    def _begin(self, width: int, height: int) -> Any:
+    def _begin(self, width: int, height: int) -> subprocess.Popen[bytes]:
         import imageio_ffmpeg
 
-        encoder = imageio_ffmpeg.write_frames(
-            self._path,
-            (width, height),
-            fps=FRAMES_PER_S,
-            macro_block_size=2,  # players want even numbers of rows and columns
-            ffmpeg_log_level="error",
+        frames = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {FRAMES_PER_S} -i -"
+        # Players want even numbers of rows and columns.
+        encoding = "-vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -vcodec libx264 -pix_fmt yuv420p"
+        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"]
+        command += [*frames.split(), *encoding.split(), f"file:{self._path}"]
+        # Not by that library's own writer, which forks a process full of jax's threads. A group of
+        # its own: Ctrl-C is for the one that plays.
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
         )
-        encoder.send(None)
-        return encoder
 
     def close(self) -> str:
-        with contextlib.suppress(StopIteration):
-            self._encoder.close()
-        return ""
+        assert self._encoder is not None
+        _, said = self._encoder.communicate()
+        if self._encoder.returncode == 0:
+            return ""
+        return f"{self._path} could not be written: {said.decode(errors='replace').strip()}"
