@@ -72,6 +72,7 @@ def test_raw_calls_make_the_steps_they_count(way):
     assert list(info["elapsed_step"]) == [9, 9]
 
 
+@pytest.mark.slow
 def test_update_alone_learns_from_the_made_up_rollout():
     path = str(ROOT / "configs" / "cartpole.py")
     call = assembly.update_alone(load([path, "--env.num-envs", "2", "--algo.num-steps", "8"]))

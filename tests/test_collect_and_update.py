@@ -86,7 +86,7 @@ def with_envs(config: Config, num_envs: int) -> Config:
         (SMALL, 8),
         pytest.param(SMALL, 32, marks=pytest.mark.slow),
         pytest.param(SWING, 8, marks=pytest.mark.slow),
-        (SWING, 32),
+        pytest.param(SWING, 32, marks=pytest.mark.slow),
     ],
     ids=["cartpole", "cartpole, two groups", "halfcheetah", "halfcheetah, two groups"],
 )

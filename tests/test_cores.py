@@ -62,7 +62,7 @@ def by_flax(cls, params, size, carry, x, first):
 
 
 @pytest.mark.parametrize("size", [pytest.param(8, marks=pytest.mark.slow), cores.WIDE_CORE])
-@pytest.mark.parametrize("cls", [Lstm, Gru])
+@pytest.mark.parametrize("cls", [Lstm, pytest.param(Gru, marks=pytest.mark.slow)])
 def test_values_and_gradients_equal_flaxs_cells(cls, size):
     x, first = inputs()
     core, params, carry = made(cls, size, x, first)

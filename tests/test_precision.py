@@ -124,6 +124,7 @@ def test_an_update_in_bfloat16_keeps_its_state_in_float32():
     assert 0 < max(distances) < 5e-3  # four steps of the optimiser
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["default", "highest"])
 def test_every_product_of_an_update_has_the_precision_asked_for(precision):
     trainer = build_trainer(with_net(CARTPOLE, matmul_precision=precision))
