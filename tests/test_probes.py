@@ -102,7 +102,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(algo, probe, marks=() if is_first else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("algo", "probe"), cases())
+@pytest.mark.parametrize(("algo", "probe"), list(cases()))
 def test_what_is_known_is_learned(algo, probe):
     check(probe, learned(probe, ALGORITHMS[algo], TWO_TORSOS))
 
