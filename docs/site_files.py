@@ -13,8 +13,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = (
-    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/*.md", "docs/*.png",
-    "docs/*.svg", "benchmarks/README.md", "benchmarks/results/*.md", "benchmarks/results/*.png",
+    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "docs/*.md",
+    "docs/*.png", "docs/*.svg", "benchmarks/README.md", "benchmarks/results/*.md", "benchmarks/results/*.png",
     "slurm/*.sbatch", "tests/a2c.py",
 )  # fmt: skip
 

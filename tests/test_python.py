@@ -300,7 +300,7 @@ def test_a_damaged_file_of_spaces_is_bad_input(tmp_path, text):
 @pytest.mark.slow
 def test_the_code_of_the_page_runs(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     script = tmp_path / "page.py"
     script.write_text(f"import os; os.chdir({str(tmp_path)!r})\n" + "\n".join(blocks))
     done = python(script, PYTHONPATH=":".join([str(ROOT), *filter(None, sys.path)]))
