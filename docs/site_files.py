@@ -14,8 +14,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = (
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE", "docs/*.md",
-    "docs/*.png", "docs/*.svg", "benchmarks/README.md", "benchmarks/results/*.md", "benchmarks/results/*.png",
-    "slurm/*.sbatch", "tests/a2c.py",
+    "docs/*.png", "docs/*.svg", "benchmarks/README.md", "benchmarks/results/*.md",
+    "benchmarks/results/*.png", "slurm/*.sbatch", "tests/a2c.py",
 )  # fmt: skip
 
 
