@@ -441,7 +441,7 @@ def test_a_batch_script_is_written_for_an_own_environment(project, elsewhere):
     assert str(project / "config.py") in script
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_verify_and_tune_train_an_own_environment(project, elsewhere):
     said = succeeds("verify", "../project/config.py", "--updates", 1, cwd=elsewhere)

@@ -200,6 +200,6 @@ def test_a_run_that_fails_does_not_end_the_sweep(tmp_path):
     words = ["-m", "spmdrl.sweep", file, "--seeds", "2", "--out", tmp_path / "out", *TINY]
     done = python(*words, PYTEST_FAIL="1")
     assert done.returncode == 1
-    assert "s1: failed, exit code 9" in done.stdout
+    assert "s1: failed, exit code 2" in done.stdout  # a config file may not end the process
     assert "s2: finished" in done.stdout
     assert python(*words).returncode == 0, "the same command tries it again"
